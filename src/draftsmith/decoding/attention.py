@@ -1,0 +1,114 @@
+"""Attention over a slot cache: grouped-query heads packed into the query axis, so keys and values are never repeated.
+
+Registered with Transformers' `AttentionInterface`; models are not modified. A keyword that changes the result and is not handled
+(sinks, soft-capping, position bias) is refused: ignoring it would be silently wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from draftsmith.errors import DecodingError
+
+NAME = "draftsmith_slots"
+
+# Keywords that Transformers passes along and that do not change what this function computes: the mask already holds window and causality.
+_HARMLESS = frozenset(
+    {
+        "cache",
+        "cache_position",
+        "is_causal",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_values",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "sliding_window",
+        "use_cache",
+    }
+)
+
+
+def _refuse_unknown(module: nn.Module, keywords: dict[str, Any]) -> None:
+    unknown = {name for name, value in keywords.items() if value is not None} - _HARMLESS
+    if unknown:
+        raise DecodingError(
+            f"attention of {type(module).__name__}",
+            found=f"keyword arguments {sorted(unknown)} that change its result",
+            expected="plain scaled dot-product attention",
+            remedy="use a target of a supported family (see docs/support.md)",
+        )
+
+
+def slot_attention(  # noqa: PLR0913  the signature is Transformers'
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **keywords: Any,  # noqa: ANN401
+) -> tuple[Tensor, None]:
+    """Scaled dot-product attention with packed query groups.
+
+    Worked example: 6 query heads over 2 key heads make groups of 3. A query of 4 positions `[1, 6, 4, dim]` becomes `[1, 2, 12, dim]`
+    (head 0's three groups after one another) and attends keys `[1, 2, slots, dim]` under a mask `[1, 1, 12, slots]`.
+
+    Args:
+        module: The calling attention layer.
+        query: `[rows, query_heads, positions, dim]`.
+        key: `[rows, key_heads, slots, dim]`.
+        value: `[rows, key_heads, slots, dim]`.
+        attention_mask: Additive or boolean, `[rows, 1, positions, slots]`, or already packed `[rows, 1, groups * positions, slots]`;
+            None is causal.
+        dropout: Probability; 0 when decoding.
+        scaling: Factor of the scores; None is 1 / sqrt(dim).
+        **keywords: What the model passes besides.
+
+    Returns:
+        `[rows, positions, query_heads, dim]` and None.
+    """
+    _refuse_unknown(module, keywords)
+    rows, query_heads, positions, dim = query.shape
+    key_heads = key.shape[1]
+    groups = query_heads // key_heads
+    if attention_mask is None:
+        attention_mask = causal_mask(positions, key.shape[2], device=query.device)
+    packed = groups * positions
+    if attention_mask.shape[2] != packed:
+        attention_mask = pack_mask(attention_mask, groups)
+    attended = nn.functional.scaled_dot_product_attention(
+        query.reshape(rows, key_heads, packed, dim),
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        scale=scaling,
+    )
+    return attended.reshape(rows, query_heads, positions, -1).transpose(1, 2).contiguous(), None
+
+
+def causal_mask(positions: int, slots: int, *, device: torch.device) -> Tensor:
+    """Boolean `[1, 1, positions, slots]`: the last `positions` slots are the queries' own."""
+    query = torch.arange(positions, device=device)[:, None] + (slots - positions)
+    return (torch.arange(slots, device=device)[None] <= query)[None, None]
+
+
+def pack_mask(mask: Tensor, groups: int) -> Tensor:
+    """Repeat `[rows, 1, positions, slots]` for each query group: `[rows, 1, groups * positions, slots]`."""
+    return mask.repeat(1, 1, groups, 1) if groups > 1 else mask
+
+
+def register() -> None:
+    """Make `slot_attention` known to Transformers under `NAME`; repeated calls change nothing."""
+    AttentionInterface.register(NAME, slot_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,120 @@
+"""The active rows of an engine: host-side token lists and the per-row tensors that go with them.
+
+Active rows are contiguous from 0, so a forward over them is one slice of the cache; when a row retires the last one takes its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from draftsmith.decoding.distribution import SamplingTensors
+from draftsmith.decoding.randomness import request_key
+from draftsmith.decoding.request import Request
+from draftsmith.decoding.trace import Trace
+
+
+@dataclass
+class Row:
+    """A request in flight: `token_ids` holds prompt and committed tokens; the last one is not in the cache yet."""
+
+    request: Request
+    token_ids: list[int]
+    trace: Trace = field(default_factory=Trace)
+
+    @property
+    def num_new(self) -> int:
+        """Tokens committed so far."""
+        return len(self.token_ids) - len(self.request.prompt_ids)
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that may still be committed; at least 1 while the row is active."""
+        return self.request.params.max_new_tokens - self.num_new
+
+
+class Batch:
+    """Rows in order of their cache rows, and their sampling parameters as tensors on `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.rows: list[Row] = []
+        self._sampling: SamplingTensors | None = None
+        self._keys: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def append(self, row: Row) -> None:
+        """Add a row behind the active ones."""
+        self.rows.append(row)
+        self._sampling = self._keys = None
+
+    def remove(self, index: int) -> int:
+        """Take row `index` out; returns the row that must be moved into its place in every cache (the old last one)."""
+        last = len(self.rows) - 1
+        self.rows[index] = self.rows[last]
+        self.rows.pop()
+        self._sampling = self._keys = None
+        return last
+
+    @property
+    def sampling(self) -> SamplingTensors:
+        """Parameters of all rows."""
+        if self._sampling is None:
+            params = [row.request.params for row in self.rows]
+            self._sampling = SamplingTensors(
+                temperature=self._tensor([p.temperature for p in params], torch.float32),
+                top_k=self._tensor([p.top_k for p in params], torch.long),
+                top_p=self._tensor([p.top_p for p in params], torch.float64),
+                is_greedy=all(p.temperature == 0 for p in params),
+                is_truncated=any(p.top_k > 0 or p.top_p < 1 for p in params),
+            )
+        return self._sampling
+
+    @property
+    def keys(self) -> Tensor:
+        """Random keys, int64 `[rows]`."""
+        if self._keys is None:
+            keys = [request_key(row.request.params.seed, row.request.request_id) for row in self.rows]
+            self._keys = self._tensor(keys, torch.long)
+        return self._keys
+
+    @property
+    def span(self) -> int:
+        """Tokens of the longest row."""
+        return max(len(row.token_ids) for row in self.rows)
+
+    def lengths(self) -> Tensor:
+        """Tokens of every row, prompt included: int64 `[rows]`."""
+        return self._tensor([len(row.token_ids) for row in self.rows], torch.long)
+
+    def tail(self, width: int) -> tuple[Tensor, Tensor]:
+        """The last `width` tokens of every row and their positions, int64 `[rows, width]` each.
+
+        A row shorter than `width` repeats its first token at position 0, which writes the same key and value again.
+        """
+        positions = [
+            [max(0, len(row.token_ids) - width + i) for i in range(width)] for row in self.rows
+        ]
+        tokens = [
+            [row.token_ids[position] for position in places]
+            for row, places in zip(self.rows, positions, strict=True)
+        ]
+        return self._tensor(tokens, torch.long), self._tensor(positions, torch.long)
+
+    def _tensor(self, values: object, dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)
+
+
+def pad_prompts(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Right-padded tokens and positions for a prefill, int64 `[rows, longest]`.
+
+    Padding repeats token 0 at the positions behind the row's end: slots that are masked until the row overwrites them.
+    """
+    width = max(len(prompt) for prompt in prompts)
+    tokens = torch.tensor([p + [0] * (width - len(p)) for p in prompts], device=device)
+    positions = torch.arange(width, device=device).expand(len(prompts), width)
+    return tokens, positions

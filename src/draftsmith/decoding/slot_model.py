@@ -1,0 +1,132 @@
+"""A Transformers causal LM driven over a slot cache through its public `forward`.
+
+Builds masks and positions; knows nothing of drafts or sampling. Works for full and sliding-window attention; models whose state
+cannot be rolled back are refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftsmith.decoding import attention
+from draftsmith.decoding.cache import SlotCache
+from draftsmith.errors import DecodingError
+
+_SLOT_ROUNDING = 64
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def layer_windows(config: Any) -> dict[str, int | None]:  # noqa: ANN401  a Transformers config
+    """Attention kinds of a model: name of the kind -> window in tokens, None for full attention.
+
+    Raises:
+        DecodingError: A kind that cannot be rolled back or is not known.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None)
+    if not kinds:
+        kinds = {_FULL if window is None else _SLIDING}
+    unknown = kinds - {_FULL, _SLIDING}
+    if unknown:
+        raise DecodingError(
+            f"model of type {config.model_type}",
+            found=f"layers of kind {sorted(unknown)}",
+            expected="full or sliding-window attention, whose cache can be rolled back",
+            remedy="choose a target without recurrent, linear or chunked attention",
+        )
+    return {kind: window if kind == _SLIDING else None for kind in kinds}
+
+
+class SlotModel:
+    """One model and its cache.
+
+    Args:
+        model: Causal LM in eval mode; its attention implementation is switched to the slot attention.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        attention.register()
+        self.config = model.config.get_text_config()
+        self._windows = layer_windows(self.config)
+        if self.config._attn_implementation != attention.NAME:
+            model.set_attn_implementation(attention.NAME)
+        self.model = model
+        self.device = model.device
+        self._groups = _query_groups(self.config)
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._keeps_logits = "logits_to_keep" in parameters
+        self.max_positions = int(getattr(self.config, "max_position_embeddings", 1 << 30))
+        self.cache: SlotCache | None = None
+
+    def reserve(self, *, rows: int, slots: int) -> None:
+        """Provide a cache of at least this size; an existing larger one is kept."""
+        slots = -(-slots // _SLOT_ROUNDING) * _SLOT_ROUNDING
+        if self.cache is None or self.cache.rows < rows or self.cache.slots < slots:
+            layers = int(self.config.num_hidden_layers)
+            self.cache = SlotCache(layers, rows=rows, slots=slots)
+
+    def release(self) -> None:
+        """Free the cache."""
+        self.cache = None
+
+    def move_row(self, source: int, destination: int) -> None:
+        """Copy a row's cache over another row's."""
+        assert self.cache is not None
+        self.cache.move_row(source, destination)
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, *, span: int, first_row: int = 0, keep: int = 0
+    ) -> Tensor:
+        """Logits of `tokens`, whose keys and values are written at `positions`.
+
+        Args:
+            tokens: int64 `[rows, width]`.
+            positions: int64, same shape; rows may differ (ragged). Positions behind the model's limit are clamped: such tokens are
+                never committed.
+            span: At least the largest position + 1; known on the host, so that nothing waits for the device.
+            first_row: The cache row of `tokens[0]`.
+            keep: Only the logits of the last `keep` tokens; 0 is all.
+
+        Returns:
+            `[rows, width or keep, vocab]` in the model's dtype.
+        """
+        assert self.cache is not None, "reserve() comes first"
+        positions = positions.clamp(max=self.max_positions - 1)
+        num_slots = min(-(-span // _SLOT_ROUNDING) * _SLOT_ROUNDING, self.cache.slots)
+        self.cache.begin(positions, first_row=first_row, num_slots=num_slots)
+        extra = {"logits_to_keep": keep} if keep and self._keeps_logits else {}
+        output = self.model(
+            input_ids=tokens,
+            attention_mask=self._masks(positions, num_slots),
+            position_ids=positions,
+            use_cache=True,
+            **{self._cache_argument: self.cache},
+            **extra,
+        )
+        logits: Tensor = output.logits
+        return logits
+
+    def _masks(self, positions: Tensor, num_slots: int) -> Tensor | dict[str, Tensor]:
+        """Additive masks, packed for the query groups: one for a uniform model, else a dict by attention kind."""
+        slots = torch.arange(num_slots, device=positions.device)
+        query = positions[:, None, :, None]
+        masks = {}
+        for kind, window in self._windows.items():
+            visible = slots <= query
+            if window is not None:
+                visible &= slots > query - window
+            mask = torch.zeros(visible.shape, dtype=self.model.dtype, device=positions.device)
+            mask.masked_fill_(~visible, -torch.inf)
+            masks[kind] = attention.pack_mask(mask, self._groups)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _query_groups(config: Any) -> int:  # noqa: ANN401
+    heads = int(config.num_attention_heads)
+    return heads // int(getattr(config, "num_key_value_heads", None) or heads)

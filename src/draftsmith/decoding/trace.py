@@ -1,0 +1,81 @@
+"""What happened in the rounds of a request: integers only, no clocks. Ratios are taken last, from sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Trace:
+    """One entry a round.
+
+    Attributes:
+        drafted: Tokens proposed.
+        accepted: Proposed tokens that were accepted, before trimming at a stop token or at the length limit.
+        committed: Tokens that the round added to the result, residual or bonus token included, after trimming.
+    """
+
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    committed: list[int] = field(default_factory=list)
+
+    def record(self, *, drafted: int, accepted: int, committed: int) -> None:
+        """Add a round."""
+        self.drafted.append(drafted)
+        self.accepted.append(accepted)
+        self.committed.append(committed)
+
+    @property
+    def num_rounds(self) -> int:
+        """Target forwards that this request took part in, prefill left out."""
+        return len(self.committed)
+
+
+@dataclass(frozen=True)
+class PositionCounts:
+    """By draft position: rounds that drafted it, rounds that reached it (all before accepted), rounds that accepted it."""
+
+    drafted: list[int]
+    reached: list[int]
+    accepted: list[int]
+
+    @property
+    def survival(self) -> list[float]:
+        """Share of rounds in which position i was accepted, over the rounds that drafted it."""
+        return [a / d if d else 0.0 for a, d in zip(self.accepted, self.drafted, strict=True)]
+
+    @property
+    def conditional_acceptance(self) -> list[float]:
+        """Acceptance at i given that all before it were accepted."""
+        return [a / r if r else 0.0 for a, r in zip(self.accepted, self.reached, strict=True)]
+
+
+def position_counts(traces: Iterable[Trace], num_positions: int) -> PositionCounts:
+    """Sum the traces by draft position.
+
+    A round that was trimmed says nothing of the positions behind its last committed token, so these are not counted as drafted: a
+    round that drafted 4, accepted 4 and committed 2 (a stop token) counts positions 0 and 1 only.
+    """
+    drafted, reached, accepted = ([0] * num_positions for _ in range(3))
+    for trace in traces:
+        rounds = zip(trace.drafted, trace.accepted, trace.committed, strict=True)
+        for num_drafted, num_accepted, num_committed in rounds:
+            visible = num_drafted if num_committed > num_accepted else min(num_drafted, num_committed)
+            for place in range(min(visible, num_positions)):
+                drafted[place] += 1
+                reached[place] += place <= num_accepted
+                accepted[place] += place < num_accepted
+    return PositionCounts(drafted, reached, accepted)
+
+
+def block_efficiency(traces: Sequence[Trace]) -> float:
+    """Tokens committed per target forward over all traces (tau); 0 without rounds."""
+    rounds = sum(trace.num_rounds for trace in traces)
+    return sum(sum(trace.committed) for trace in traces) / rounds if rounds else 0.0
+
+
+def accepted_fraction(traces: Sequence[Trace]) -> float:
+    """Accepted over drafted, from sums; 0 when nothing was drafted."""
+    drafted = sum(sum(trace.drafted) for trace in traces)
+    return sum(sum(trace.accepted) for trace in traces) / drafted if drafted else 0.0

@@ -1,0 +1,213 @@
+"""The training loop: `accelerate` for devices and precision, exact resume, history of loss and alpha.
+
+Knows nothing of recipes or registries. The data order follows from the step, there is no dropout and no other randomness, so a killed run
+that resumes ends with the draft that an unbroken one would have given.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from draftsmith.artifacts import write_text
+from draftsmith.distillation.batches import TokenBatch, TrainingSequence, collate, step_indices
+from draftsmith.distillation.divergences import forward_kl, overlap
+from draftsmith.distillation.settings import DistillConfig
+from draftsmith.distillation.signals import SignalSource
+from draftsmith.drafts.student import head_logits
+from draftsmith.errors import CorpusError
+
+_LOG = logging.getLogger(__name__)
+_DECAY_SHARE = 0.2
+_POSITIONS_PER_CHUNK = 2048
+
+OnStep = Callable[[int, dict[str, float]], None]
+
+
+@dataclass(frozen=True)
+class TrainingOutcome:
+    """`history` has one entry every `log_steps` steps; `resumed_at` is the step a checkpoint was found at, 0 for none."""
+
+    history: list[dict[str, float]]
+    resumed_at: int
+    num_tokens: int
+    mask_coverage: float
+
+
+def learning_rate_factor(step: int, config: DistillConfig) -> float:
+    """Factor of the peak learning rate at `step` (from 0), in [0, 1]."""
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    span = max(1, config.steps - config.warmup_steps)
+    done = (step - config.warmup_steps) / span
+    if config.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    return min(1.0, (1 - done) / _DECAY_SHARE)
+
+
+def distill(  # noqa: PLR0913  live objects of one training run
+    student: PreTrainedModel,
+    sequences: Sequence[TrainingSequence],
+    signals: SignalSource,
+    target_head: Callable[[Tensor], Tensor],
+    *,
+    config: DistillConfig,
+    checkpoints: Path,
+    on_step: OnStep = lambda step, metrics: None,
+) -> TrainingOutcome:
+    """Train the student's own weights, in place.
+
+    Args:
+        student: Float32 weights except the frozen embedding and head.
+        sequences: Training sequences.
+        signals: The target's signal for a batch.
+        target_head: Target logits over the draft's vocabulary from hidden states `[n, width]`.
+        config: Budget and optimizer.
+        checkpoints: Folder of this run's checkpoints; a finished one is resumed from.
+        on_step: Called after every optimizer step with loss, alpha and tokens/s.
+
+    Raises:
+        CorpusError: No position is masked, or the loss is not finite.
+    """
+    accelerator = Accelerator(
+        mixed_precision=config.mixed_precision,
+        gradient_accumulation_steps=config.gradient_accumulation,
+        cpu=not torch.cuda.is_available(),
+    )
+    trained = [p for p in student.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(
+        trained, lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.95)
+    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: learning_rate_factor(step, config)
+    )
+    module = _Objective(student, target_head)
+    module, optimizer, scheduler = accelerator.prepare(module, optimizer, scheduler)
+    run = _Run(accelerator, checkpoints, config)
+    resumed_at = run.resume(module)
+    module.train()
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    clock = time.perf_counter()
+    for step in range(resumed_at, config.steps):
+        indices = step_indices(lengths, config.batch_size, seed=config.seed, step=step)
+        sums = torch.zeros(3)
+        for part in _parts(indices, config):
+            batch = collate(sequences, part)
+            with accelerator.accumulate(module):
+                loss, alpha, count = module(batch, signals.signal(batch), accelerator.device)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(trained, config.max_grad_norm)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            sums += torch.tensor([float(loss) * count, float(alpha) * count, float(count)])
+        now = time.perf_counter()
+        metrics = _metrics(step, sums, now - clock)
+        clock = now
+        run.after_step(step, metrics)
+        on_step(step, metrics)
+    return run.outcome(sequences, resumed_at)
+
+
+def _parts(indices: list[int], config: DistillConfig) -> Iterator[list[int]]:
+    size = config.batch_size // config.gradient_accumulation
+    for start in range(0, len(indices), size):
+        yield indices[start : start + size]
+
+
+def _metrics(step: int, sums: Tensor, seconds: float) -> dict[str, float]:
+    loss, alpha, count = sums.tolist()
+    if count == 0 or not math.isfinite(loss):
+        raise CorpusError(
+            f"training step {step}",
+            found="no response position" if count == 0 else f"a loss of {loss}",
+            expected="response tokens under the mask and a finite loss",
+            remedy="check the corpus (prompt and response boundaries) and the learning rate",
+        )
+    return {"loss": loss / count, "alpha": alpha / count, "tokens_per_s": count / seconds}
+
+
+class _Objective(nn.Module):
+    """Student and loss in one module, so that `accelerate` wraps both for any number of processes."""
+
+    def __init__(self, student: PreTrainedModel, target_head: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.student = student
+        self._target_head = target_head
+
+    def forward(self, batch: TokenBatch, signal: Any, device: torch.device) -> tuple[Tensor, Tensor, int]:  # noqa: ANN401
+        """Mean loss and alpha over the masked positions, and their number."""
+        hidden = self.student.base_model(
+            input_ids=batch.token_ids.to(device), use_cache=False
+        ).last_hidden_state[batch.mask.to(device)]
+        total, agreed = hidden.new_zeros((), dtype=torch.float32), 0.0
+        for start in range(0, len(hidden), _POSITIONS_PER_CHUNK):
+            chunk = slice(start, start + _POSITIONS_PER_CHUNK)
+            with torch.no_grad():
+                target = self._target_head(signal.hidden[chunk].to(device)).float()
+                log_p = target - signal.log_normaliser[chunk].to(device)[:, None]
+            log_q = head_logits(self.student, hidden[chunk]).float().log_softmax(-1)
+            total = total + forward_kl(log_p, log_q).sum()
+            agreed += float(overlap(log_p, log_q.detach()).sum())
+        count = max(1, len(hidden))
+        return total / count, torch.tensor(agreed / count), len(hidden)
+
+
+class _Run:
+    """Checkpoints and history of one run in one folder; a checkpoint counts only once its folder has its final name."""
+
+    def __init__(self, accelerator: Accelerator, folder: Path, config: DistillConfig) -> None:
+        self._accelerator, self._folder, self._config = accelerator, folder, config
+        self._history: list[dict[str, float]] = []
+
+    def resume(self, module: nn.Module) -> int:  # noqa: ARG002  state goes into the prepared objects
+        """Load the newest checkpoint; returns the number of finished steps."""
+        finished = sorted(self._folder.glob("step-*"))
+        if not finished:
+            return 0
+        self._accelerator.load_state(str(finished[-1]))
+        step = int(finished[-1].name.removeprefix("step-"))
+        history = (finished[-1] / "history.json").read_text(encoding="utf-8")
+        self._history = json.loads(history)
+        _LOG.info("resumed_at_step=%d of=%d", step, self._config.steps)
+        return step
+
+    def after_step(self, step: int, metrics: dict[str, float]) -> None:
+        """Keep history; save when due."""
+        done = step + 1
+        if done % self._config.log_steps == 0 or done == self._config.steps:
+            self._history.append({"step": float(done), **metrics})
+        if done % self._config.checkpoint_steps == 0 and done < self._config.steps:
+            self._save(done)
+
+    def _save(self, done: int) -> None:
+        self._accelerator.wait_for_everyone()
+        final = self._folder / f"step-{done:08d}"
+        unfinished = self._folder / f".unfinished-{done:08d}"
+        self._accelerator.save_state(str(unfinished))
+        if self._accelerator.is_main_process:
+            write_text(unfinished / "history.json", json.dumps(self._history))
+            unfinished.replace(final)
+            for old in self._folder.glob("step-*"):
+                if old != final:
+                    shutil.rmtree(old)
+        self._accelerator.wait_for_everyone()
+
+    def outcome(self, sequences: Sequence[TrainingSequence], resumed_at: int) -> TrainingOutcome:
+        """Facts for the manifest."""
+        tokens = sum(sequence.num_predicted for sequence in sequences)
+        positions = sum(len(sequence.token_ids) for sequence in sequences)
+        return TrainingOutcome(self._history, resumed_at, tokens, tokens / positions)

@@ -1,0 +1,189 @@
+"""A draft on disk: `draft.json`, `config.json`, `model.safetensors` (its own weights only) and, if trimmed, `vocabulary.safetensors`.
+
+Embedding and head come from the target at load time, so a draft can only be loaded beside a target; its digests are verified.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+
+from draftsmith.artifacts import atomic_directory, digest_file
+from draftsmith.drafts.manifest import (
+    FILE_NAME,
+    SCHEMA,
+    DraftManifest,
+    draft_digest,
+    read_manifest,
+    write_manifest,
+)
+from draftsmith.drafts.student import empty_student, own_parameter_names
+from draftsmith.drafts.vocabulary import vocabulary_digest
+from draftsmith.errors import DraftError
+
+WEIGHTS = "model.safetensors"
+VOCABULARY = "vocabulary.safetensors"
+
+
+@dataclass(frozen=True)
+class LoadedDraft:
+    """A draft beside its target; `token_ids` maps its output rows to the target's ids, None is the identity."""
+
+    model: PreTrainedModel
+    token_ids: Tensor | None
+    manifest: DraftManifest
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where a draft comes from; goes into its manifest."""
+
+    recipe: str
+    recipe_digest: str
+    target_digest: str
+    tokenizer_digest: str
+    corpus_digest: str
+    layers: tuple[int, ...]
+
+
+def save_draft(
+    directory: Path,
+    student: PreTrainedModel,
+    token_ids: Tensor | None,
+    *,
+    lineage: Lineage,
+    training: dict[str, Any],
+) -> DraftManifest:
+    """Write a student into `directory` (existing, empty) and return its manifest."""
+    state = student.state_dict()
+    dtype = student.get_input_embeddings().weight.dtype
+    own = {name: state[name].to(dtype).contiguous() for name in own_parameter_names(student)}
+    save_file(own, directory / WEIGHTS)
+    student.config.save_pretrained(directory)
+    map_digest = None
+    if token_ids is not None:
+        save_file({"token_ids": token_ids.to(torch.int64).cpu()}, directory / VOCABULARY)
+        map_digest = vocabulary_digest(token_ids)
+    weights_digest = digest_file(directory / WEIGHTS)
+    architecture = {
+        "layers": list(lineage.layers),
+        "vocabulary_entries": None if token_ids is None else len(token_ids),
+        "dtype": str(dtype).removeprefix("torch."),
+        "num_trained_parameters": sum(tensor.numel() for tensor in own.values()),
+        "model_type": student.config.model_type,
+    }
+    manifest = DraftManifest(
+        schema=SCHEMA,
+        family="student",
+        recipe=lineage.recipe,
+        recipe_digest=lineage.recipe_digest,
+        digest=draft_digest(weights_digest, map_digest, architecture),
+        weights_digest=weights_digest,
+        vocabulary_digest=map_digest,
+        target_digest=lineage.target_digest,
+        tokenizer_digest=lineage.tokenizer_digest,
+        corpus_digest=lineage.corpus_digest,
+        architecture=architecture,
+        training=training,
+    )
+    write_manifest(directory, manifest)
+    return manifest
+
+
+def load_draft(
+    directory: Path, target: PreTrainedModel, *, target_digest: str | None
+) -> LoadedDraft:
+    """Load a draft and join it to `target`.
+
+    Args:
+        directory: What `save_draft` wrote.
+        target: Live target.
+        target_digest: Digest of `target`; None skips the comparison with the manifest (drift tests put a draft on another target).
+
+    Raises:
+        DraftError: The draft belongs to another target, is damaged, or does not fit the target.
+    """
+    manifest = read_manifest(directory)
+    if target_digest is not None and manifest.target_digest != target_digest:
+        raise DraftError(
+            f"loading the draft in {directory}",
+            found=f"target {target_digest}",
+            expected=f"target {manifest.target_digest}, from which it was distilled",
+            remedy="load the matching target, or distil a draft for this one with `dvc repro`",
+        )
+    _verify(directory, manifest)
+    token_ids = None
+    if manifest.vocabulary_digest is not None:
+        token_ids = load_file(directory / VOCABULARY)["token_ids"]
+        if vocabulary_digest(token_ids) != manifest.vocabulary_digest:
+            raise _damaged(directory / VOCABULARY, "another vocabulary map")
+        if int(token_ids.max()) >= target.get_output_embeddings().weight.shape[0]:
+            raise _misfit(directory, "a vocabulary map that reaches past the target's vocabulary")
+    config = AutoConfig.from_pretrained(directory)
+    if config.hidden_size != target.config.get_text_config().hidden_size:
+        raise _misfit(directory, f"hidden size {config.hidden_size}")
+    model = empty_student(config, target, token_ids)
+    state = load_file(directory / WEIGHTS)
+    missing = set(own_parameter_names(model)) ^ set(state)
+    if missing:
+        raise _misfit(directory, f"weights that differ by {sorted(missing)[:3]}")
+    model.load_state_dict(state, strict=False)
+    return LoadedDraft(model, token_ids, manifest)
+
+
+def _verify(directory: Path, manifest: DraftManifest) -> None:
+    weights = directory / WEIGHTS
+    if digest_file(weights) != manifest.weights_digest:
+        raise _damaged(weights, "other bytes than the manifest's digest says")
+    try:
+        load_file(weights)
+    except SafetensorError as error:
+        raise _damaged(weights, str(error)) from error
+
+
+def _damaged(path: Path, found: str) -> DraftError:
+    return DraftError(
+        f"reading {path}",
+        found=found,
+        expected=f"the file that {FILE_NAME} describes",
+        remedy="fetch the draft again from the registry, or rerun `dvc repro`",
+    )
+
+
+def _misfit(directory: Path, found: str) -> DraftError:
+    return DraftError(
+        f"joining the draft in {directory} to its target",
+        found=found,
+        expected="the target that it was distilled from, or one of the same shape",
+        remedy="distil a draft for this target with `dvc repro`",
+    )
+
+
+def with_full_head(draft: LoadedDraft, target: PreTrainedModel) -> PreTrainedModel:
+    """The same student under the target's whole output head, for engines that know no trimmed vocabulary."""
+    full = empty_student(draft.model.config, target, None)
+    state = draft.model.state_dict()
+    full.load_state_dict({name: state[name] for name in own_parameter_names(full)}, strict=False)
+    return full
+
+
+def copy_draft(source: Path, directory: Path) -> DraftManifest:
+    """Copy a draft byte for byte, verified; `directory` is replaced.
+
+    Raises:
+        DraftError: The source is damaged.
+    """
+    manifest = read_manifest(source)
+    _verify(source, manifest)
+    with atomic_directory(directory) as folder:
+        for file in sorted(source.iterdir()):
+            shutil.copy2(file, folder / file.name)
+    return manifest

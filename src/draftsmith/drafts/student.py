@@ -1,0 +1,180 @@
+"""A student: a causal LM of the target's own class with a few of its layers, initialised from the target.
+
+Embeddings and output head stay the target's: the input embedding is the same module, the head holds the target's rows of the draft's vocabulary.
+Neither is trained or stored with the draft. Nothing here is special to one model class: layers are found by their number.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from draftsmith.errors import DraftError
+
+
+def resolve_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """Non-negative indices.
+
+    Raises:
+        DraftError: An index lies outside the target, or occurs twice.
+    """
+    resolved = tuple(index + num_layers if index < 0 else index for index in layers)
+    if len(set(resolved)) < len(resolved) or not all(0 <= i < num_layers for i in resolved):
+        raise DraftError(
+            "choosing the student's layers",
+            found=f"layers {list(layers)}",
+            expected=f"distinct indices of the target's {num_layers} layers",
+            remedy="mend `layers` in the recipe under conf/draft/",
+        )
+    return resolved
+
+
+def student_config(target_config: Any, layers: Sequence[int]) -> Any:  # noqa: ANN401  Transformers configs
+    """The target's configuration cut down to `layers`; lists with one entry a layer are cut alike."""
+    config = copy.deepcopy(target_config)
+    num_layers = int(config.num_hidden_layers)
+    per_layer = {
+        name: [value[index] for index in layers]
+        for name, value in config.to_dict().items()
+        if isinstance(value, list) and len(value) == num_layers
+    }
+    config.num_hidden_layers = len(layers)
+    for name, value in per_layer.items():
+        setattr(config, name, value)
+    config.tie_word_embeddings = False
+    return config
+
+
+def build_student(
+    target: PreTrainedModel, layers: Sequence[int], token_ids: Tensor | None
+) -> PreTrainedModel:
+    """A student that starts as the target's chosen layers.
+
+    Args:
+        target: Live target; its embedding module is shared, not copied.
+        layers: Non-negative layer indices.
+        token_ids: int64 `[entries]`, the draft's vocabulary; None keeps the whole head.
+
+    Returns:
+        The student in the target's dtype and on its device; embedding and head are frozen.
+    """
+    student = empty_student(student_config(target.config.get_text_config(), layers), target, token_ids)
+    own = own_parameter_names(student)
+    source = target.state_dict()
+    prefix = layer_prefix(target)
+    renamed = {}
+    for name in own:
+        origin = name
+        if name.startswith(prefix):
+            place, rest = name.removeprefix(prefix).split(".", 1)
+            origin = f"{prefix}{layers[int(place)]}.{rest}"
+        renamed[name] = source[origin]
+    student.load_state_dict(renamed, strict=False)
+    return student
+
+
+def empty_student(
+    config: Any,  # noqa: ANN401
+    target: PreTrainedModel,
+    token_ids: Tensor | None,
+) -> PreTrainedModel:
+    """A student with the target's embedding and head in place and everything else uninitialised by the target."""
+    student: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, dtype=target.dtype, attn_implementation="sdpa"
+    )
+    student.set_input_embeddings(target.get_input_embeddings())
+    student.set_output_embeddings(_head(target, token_ids))
+    student.to(target.device)
+    for module in (student.get_input_embeddings(), student.get_output_embeddings()):
+        module.requires_grad_(requires_grad=False)
+    return student.eval()
+
+
+def _head(target: PreTrainedModel, token_ids: Tensor | None) -> nn.Module:
+    head = target.get_output_embeddings()
+    if token_ids is None:
+        return head
+    rows = token_ids.to(head.weight.device)
+    trimmed = nn.Linear(
+        head.in_features,
+        len(token_ids),
+        bias=head.bias is not None,
+        device="meta",
+        dtype=head.weight.dtype,
+    )
+    trimmed.weight = nn.Parameter(head.weight.detach()[rows], requires_grad=False)
+    if head.bias is not None:
+        trimmed.bias = nn.Parameter(head.bias.detach()[rows], requires_grad=False)
+    return trimmed
+
+
+def own_parameter_names(student: PreTrainedModel) -> list[str]:
+    """State of the student that is its own: all but embedding and head."""
+    shared = {id(p) for p in student.get_input_embeddings().parameters()}
+    shared |= {id(p) for p in student.get_output_embeddings().parameters()}
+    named = dict(student.named_parameters(remove_duplicate=False)) | dict(student.named_buffers())
+    state = student.state_dict()
+    return [name for name in state if id(named[name]) not in shared]
+
+
+def layer_prefix(model: PreTrainedModel) -> str:
+    """Name in front of the layer index in the state dict, such as `model.layers.`.
+
+    Raises:
+        DraftError: No list of modules has the model's number of layers.
+    """
+    num_layers = int(model.config.get_text_config().num_hidden_layers)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return f"{name}."
+    raise DraftError(
+        f"building a student of {type(model).__name__}",
+        found="no list of decoder layers",
+        expected=f"a module list of {num_layers} layers",
+        remedy="use a decoder-only target",
+    )
+
+
+def num_trained_parameters(student: PreTrainedModel) -> int:
+    """Parameters that belong to the student alone."""
+    state = student.state_dict()
+    return sum(state[name].numel() for name in own_parameter_names(student))
+
+
+def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Logits of last hidden states `[..., hidden]`, as the model's own forward makes them.
+
+    Families that scale or cap their logits say so in their configuration; `check_head` proves the result.
+    """
+    config = model.config.get_text_config()
+    logits: Tensor = model.get_output_embeddings()(hidden)
+    if getattr(config, "logits_scaling", None):
+        logits = logits / config.logits_scaling
+    if getattr(config, "logit_scale", None):
+        logits = logits * config.logit_scale
+    cap = getattr(config, "final_logit_softcapping", None)
+    return torch.tanh(logits / cap) * cap if cap else logits
+
+
+@torch.no_grad()
+def check_head(model: PreTrainedModel, token_ids: Tensor) -> None:
+    """Compare `head_logits` with the model's forward on `token_ids` (int64 `[1, positions]`).
+
+    Raises:
+        DraftError: They differ: the model does something to its logits that is not known here.
+    """
+    hidden = model.base_model(input_ids=token_ids).last_hidden_state
+    ours, theirs = head_logits(model, hidden).float(), model(input_ids=token_ids).logits.float()
+    worst = float((ours - theirs).abs().max())
+    if worst > 1e-2 * float(theirs.abs().max()):
+        raise DraftError(
+            f"computing logits of {type(model).__name__} from its last hidden state",
+            found=f"a difference of {worst:.3g} from its forward",
+            expected="equal logits",
+            remedy="report the model class: it post-processes logits in an unknown way",
+        )

@@ -1,0 +1,170 @@
+"""The incumbent test: has the newest promoted draft of another target drifted from the new one?
+
+Its own record (old draft, old target) is compared with a new measurement (old draft, new target)
+on the same frozen prompts. Pure; the measurement is made elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Literal
+
+from draftsmith.drift.comparison import Comparison, DomainComparison, compare, compare_domains
+from draftsmith.drift.evidence import Recorded, alpha_by_prompt, domain_by_prompt, temperatures
+from draftsmith.drift.settings import DriftConfig
+from draftsmith.drift.wording import change_clause, domain_reasons
+
+Verdict = Literal["matched", "drifted", "unknown", "none"]
+
+_COMPONENTS = {
+    "weights": "weights_digest",
+    "config": "config_digest",
+    "tokenizer": "tokenizer_digest",
+    "chat_template": "chat_template_digest",
+    "generation_config": "generation_config_digest",
+    "dtype": "dtype",
+    "vocabulary": "vocab_size",
+}
+# A draft speaks the token ids of its own target; under others there is nothing to measure.
+_VOCABULARY_COMPONENTS = ("tokenizer", "vocabulary")
+
+
+def identity_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Names of the components in which two target identities (`target.json`) differ."""
+    return [name for name, key in _COMPONENTS.items() if old.get(key) != new.get(key)]
+
+
+def speaks_another_vocabulary(changed: Sequence[str]) -> bool:
+    """Whether these changes rule out that the old draft can run on the new target at all."""
+    return any(name in changed for name in _VOCABULARY_COMPONENTS)
+
+
+def incumbent_report(
+    incumbent: Recorded | None,
+    measured: Mapping[str, Any] | None,
+    *,
+    changed: Sequence[str],
+    config: DriftConfig,
+    seed: int,
+) -> dict[str, Any]:
+    """The content of `reports/incumbent.json`.
+
+    Args:
+        incumbent: The newest promoted pair of another target, if there is one.
+        measured: RecipeEvaluation of its draft on the new target; None where it could not be
+            measured.
+        changed: Components in which the two targets differ.
+        config: Margin, confidence, temperature and minimum number of prompts.
+        seed: Seed of the intervals.
+
+    Raises:
+        EvidenceError: A side was not measured at the judged temperature.
+    """
+    report: dict[str, Any] = {
+        "schema": 1,
+        "verdict": "none",
+        "reasons": ["There is no promoted pair of another target to test."],
+        "changed": list(changed),
+        "incumbent": None if incumbent is None else dict(incumbent.pair),
+        "temperature": config.temperature_key,
+        "margin": config.margin,
+        "num_prompts": 0,
+        "pooled": None,
+        "by_temperature": {},
+        "by_domain": {},
+        "record": None,
+    }
+    if incumbent is None:
+        return report
+    if speaks_another_vocabulary(changed):
+        return report | {
+            "verdict": "drifted",
+            "reasons": [
+                f"The target's {' and '.join(changed)} changed, so the draft of {incumbent.label} "
+                "speaks other token ids: it has drifted by definition and was not measured."
+            ],
+        }
+    if measured is None:
+        reason = f"The draft of {incumbent.label} was not measured on the new target."
+        return report | {"verdict": "unknown", "reasons": [reason]}
+    return report | _compared(incumbent, measured, config=config, seed=seed)
+
+
+def judge(pooled: Comparison, config: DriftConfig) -> Verdict:
+    """The rule of the incumbent test.
+
+    - unknown: fewer than `min_prompts` common prompts;
+    - matched: the lower bound of the change is above -margin;
+    - drifted: the change itself is below -margin, or the interval excludes zero and reaches
+      -margin;
+    - unknown: otherwise, that is, the interval is too wide to tell.
+    """
+    if pooled.num_prompts < config.min_prompts:
+        return "unknown"
+    if pooled.low > -config.margin:
+        return "matched"
+    if pooled.change < -config.margin or pooled.high < 0:
+        return "drifted"
+    return "unknown"
+
+
+def _compared(
+    incumbent: Recorded, measured: Mapping[str, Any], *, config: DriftConfig, seed: int
+) -> dict[str, Any]:
+    key = config.temperature_key
+    before, after = alpha_by_prompt(incumbent.record, key), alpha_by_prompt(measured, key)
+    if not before.keys() & after.keys():
+        reason = f"{incumbent.label.capitalize()} was evaluated on none of today's eval prompts."
+        return {"verdict": "unknown", "reasons": [reason], "record": dict(measured)}
+    pooled = compare(before, after, seed=seed, confidence=config.confidence)
+    domains = compare_domains(
+        before, after, domains=domain_by_prompt(measured), seed=seed, config=config
+    )
+    verdict = judge(pooled, config)
+    return {
+        "verdict": verdict,
+        "reasons": _reasons(verdict, incumbent, pooled=pooled, domains=domains, config=config),
+        "num_prompts": pooled.num_prompts,
+        "pooled": asdict(pooled),
+        "by_temperature": _by_temperature(incumbent.record, measured, config=config, seed=seed),
+        "by_domain": {name: domain.as_record() for name, domain in domains.items()},
+        "record": dict(measured),
+    }
+
+
+def _by_temperature(
+    old: Mapping[str, Any], new: Mapping[str, Any], *, config: DriftConfig, seed: int
+) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for key in temperatures(new):
+        if key not in temperatures(old):
+            continue
+        before, after = alpha_by_prompt(old, key), alpha_by_prompt(new, key)
+        if before.keys() & after.keys():
+            results[key] = asdict(compare(before, after, seed=seed, confidence=config.confidence))
+    return results
+
+
+def _reasons(
+    verdict: Verdict,
+    incumbent: Recorded,
+    *,
+    pooled: Comparison,
+    domains: Mapping[str, DomainComparison],
+    config: DriftConfig,
+) -> list[str]:
+    measured = change_clause(pooled, config, subject=f"alpha of the draft of {incumbent.label}")
+    few = pooled.num_prompts < config.min_prompts
+    ending = {
+        "matched": f"it still matches within the margin of {config.margin:.3f}",
+        "drifted": f"it has drifted beyond the margin of {config.margin:.3f}",
+        "unknown": f"fewer than {config.min_prompts} common prompts cannot tell"
+        if few
+        else f"the interval is too wide to tell at a margin of {config.margin:.3f}",
+    }[verdict]
+    reasons = [f"On the new target {measured}: {ending}."]
+    reasons += domain_reasons(domains)
+    if incumbent.pair.get("live_drift"):
+        reasons.append(f"{incumbent.label.capitalize()} carries a live-drift tag from its traffic.")
+    return reasons

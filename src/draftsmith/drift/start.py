@@ -1,0 +1,142 @@
+"""Where distillation starts: a known pair, the incumbent's draft, or from the target.
+
+The content of `build/start.json` triggers training when it changes, so its reasons hold no
+measured number: a second measurement must not retrain anything. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from draftsmith.drift.incumbent import speaks_another_vocabulary
+from draftsmith.drift.settings import DriftConfig
+from draftsmith.errors import EvidenceError
+
+Pair = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StartConfig:
+    """The `start` section.
+
+    Attributes:
+        action: `auto` follows the incumbent test; `reuse` and `retrain` overrule it.
+    """
+
+    action: Literal["auto", "reuse", "retrain"] = "auto"
+
+
+def start_report(
+    recipes: Sequence[str],
+    *,
+    known: Mapping[str, Pair | None],
+    incumbent: Mapping[str, Any] | None,
+    config: StartConfig,
+    drift: DriftConfig,
+) -> dict[str, Any]:
+    """The content of `build/start.json`.
+
+    Args:
+        recipes: The draft recipes of this run.
+        known: For each recipe the registered, not quarantined pair of the same target, recipe and
+            corpus, if there is one.
+        incumbent: `reports/incumbent.json`; its `incumbent` is the pair whose draft may be reused.
+        config: Whether the configuration overrules the test.
+        drift: The drift section, for its `on_match`.
+
+    Raises:
+        EvidenceError: Reuse is demanded and there is no draft that could be reused.
+    """
+    report: Mapping[str, Any] = incumbent or {"verdict": "none", "incumbent": None, "changed": []}
+    pair: Pair | None = report["incumbent"]
+    if config.action == "reuse":
+        _require_reusable(pair, recipes, changed=report["changed"])
+    decisions: dict[str, Any] = {}
+    for recipe in recipes:
+        match config.action:
+            case "retrain":
+                decisions[recipe] = _retrain("The configuration asks for a new draft.")
+            case "reuse":
+                decisions[recipe] = _forced_reuse(recipe, pair)
+            case "auto":
+                decisions[recipe] = _automatic(
+                    recipe, known.get(recipe), report=report, drift=drift
+                )
+    return {"recipes": decisions}
+
+
+def _automatic(
+    recipe: str, known: Pair | None, *, report: Mapping[str, Any], drift: DriftConfig
+) -> dict[str, Any]:
+    if known is not None and not known["live_drift"]:
+        return _take("known", known, reason="This pair of target, recipe and corpus is registered.")
+    if known is not None:
+        return _retrain(
+            f"Version {known['version']} has this target, recipe and corpus but carries a "
+            "live-drift tag: the same data with the same seed would give the same draft, so add "
+            "prompts from the traffic or change the seed."
+        )
+    pair: Pair | None = report["incumbent"]
+    if pair is None or report["verdict"] == "none":
+        return _retrain("There is no promoted pair of another target whose draft could be reused.")
+    return _from_incumbent(recipe, pair, verdict=report["verdict"], drift=drift)
+
+
+def _from_incumbent(recipe: str, pair: Pair, *, verdict: str, drift: DriftConfig) -> dict[str, Any]:
+    label = f"The draft of version {pair['version']}"
+    if pair["recipe"] != recipe:
+        return _retrain(f"{label} was built by another recipe.")
+    if pair["live_drift"]:
+        return _retrain(f"{label} carries a live-drift tag.")
+    if verdict == "drifted":
+        return _retrain(f"{label} has drifted away from the new target.")
+    if verdict != "matched":
+        return _retrain(f"Whether {label[0].lower()}{label[1:]} still matches is unknown.")
+    if drift.on_match == "retrain":
+        return _retrain(f"{label} still matches, and the configuration asks for a new one anyway.")
+    return _take("reuse", pair, reason=f"{label} still matches the new target.")
+
+
+def _forced_reuse(recipe: str, pair: Pair | None) -> dict[str, Any]:
+    if pair is None or pair["recipe"] != recipe:
+        return _retrain(
+            "Reuse is asked for, and the incumbent's draft was built by another recipe."
+        )
+    return _take("reuse", pair, reason="The configuration asks for the incumbent's draft.")
+
+
+def _require_reusable(pair: Pair | None, recipes: Sequence[str], *, changed: Sequence[str]) -> None:
+    if pair is None:
+        found = "no promoted pair of another target"
+    elif pair["recipe"] not in recipes:
+        found = f"version {pair['version']}, built by recipe {pair['recipe']}"
+    elif speaks_another_vocabulary(changed):
+        found = f"version {pair['version']}, whose target had another tokenizer or vocabulary"
+    else:
+        return
+    raise EvidenceError(
+        "reusing a draft (start.action: reuse)",
+        found=found,
+        expected=f"a promoted draft of one of the recipes {', '.join(recipes)}, same tokenizer",
+        remedy="set start.action to auto or retrain, or name the promoted recipe under recipes",
+    )
+
+
+def _take(action: str, pair: Pair, *, reason: str) -> dict[str, Any]:
+    return {
+        "action": action,
+        "source_pair_digest": pair["pair_digest"],
+        "source_version": pair["version"],
+        "reason": reason,
+    }
+
+
+def _retrain(reason: str) -> dict[str, Any]:
+    return {
+        "action": "retrain",
+        "source_pair_digest": None,
+        "source_version": None,
+        "reason": reason,
+    }

@@ -1,0 +1,1 @@
+"""Measuring a pair: acceptance, losslessness, speed, and the cost model that ties them together."""

@@ -1,0 +1,156 @@
+"""The contestants of a benchmark: our engine with and without drafts, and Transformers' own `generate` on the same weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from draftsmith.decoding import (
+    DraftModelProposer,
+    Engine,
+    NoProposer,
+    PromptLookupProposer,
+    Proposer,
+    Request,
+    SamplingParams,
+)
+from draftsmith.decoding.slot_model import SlotModel
+from draftsmith.drafts.checkpoint import LoadedDraft, with_full_head
+from draftsmith.evaluation.cost_model import ForwardCosts
+from draftsmith.evaluation.timing import Arm, median_ms
+
+_COST_CONTEXT = 160
+
+
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """The same weights under a configuration of their own, with Transformers' sdpa attention.
+
+    The engine switches the attention of the model it drives; the twin keeps Transformers' own for baselines.
+    """
+    memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    other = copy.deepcopy(model, memo)
+    other.set_attn_implementation("sdpa")
+    return other
+
+
+@dataclass(frozen=True)
+class Contestants:
+    """A pair and the ways to decode with it.
+
+    Attributes:
+        target: Live target, driven by the engine.
+        draft: Joined to it.
+        stop_ids: Ids that end a response.
+        temperature: Of every arm.
+    """
+
+    target: PreTrainedModel
+    draft: LoadedDraft
+    stop_ids: tuple[int, ...]
+    temperature: float = 0.0
+
+    def engine(self, draft_length: int, *, max_new_tokens: int, batch_size: int = 1) -> Arm:
+        """Our engine with the draft; draft length 0 is the autoregressive baseline."""
+        proposer = NoProposer() if draft_length == 0 else self._proposer()
+        return self._arm(proposer, draft_length, max_new_tokens, batch_size)
+
+    def prompt_lookup(self, draft_length: int, *, max_new_tokens: int) -> Arm:
+        """Our engine with the free baseline."""
+        return self._arm(PromptLookupProposer(), draft_length, max_new_tokens, 1)
+
+    def _proposer(self) -> DraftModelProposer:
+        return DraftModelProposer(self.draft.model, self.draft.token_ids)
+
+    def _arm(self, proposer: Proposer, draft_length: int, max_new_tokens: int, rows: int) -> Arm:
+        engine = Engine(self.target, proposer, max_rows=rows, draft_length=draft_length)
+        params = SamplingParams(
+            max_new_tokens=max_new_tokens,
+            temperature=self.temperature,
+            stop_token_ids=self.stop_ids,
+        )
+
+        def run(prompts: list[list[int]]) -> int:
+            requests = [Request(str(i), ids, params) for i, ids in enumerate(prompts)]
+            return sum(len(result.token_ids) for result in engine.generate(requests))
+
+        return run
+
+    def transformers(self, *, max_new_tokens: int) -> Arm:
+        """`generate` of Transformers, one prompt after another."""
+        return self._generate(twin(self.target), max_new_tokens, None, 0)
+
+    def assisted(self, draft_length: int, *, max_new_tokens: int) -> Arm:
+        """Assisted generation of Transformers with the same draft under the target's whole head, at a constant draft length."""
+        assistant = with_full_head(self.draft, self.target)
+        return self._generate(twin(self.target), max_new_tokens, assistant, draft_length)
+
+    def _generate(
+        self,
+        target: PreTrainedModel,
+        max_new_tokens: int,
+        assistant: PreTrainedModel | None,
+        draft_length: int,
+    ) -> Arm:
+        extra: dict[str, object] = {}
+        if assistant is not None:
+            assistant.generation_config.num_assistant_tokens = draft_length
+            assistant.generation_config.num_assistant_tokens_schedule = "constant"
+            assistant.generation_config.assistant_confidence_threshold = 0.0
+            extra["assistant_model"] = assistant
+        if self.temperature > 0:
+            extra |= {"do_sample": True, "temperature": self.temperature, "top_k": 0}
+        else:
+            extra["do_sample"] = False
+
+        @torch.inference_mode()
+        def run(prompts: list[list[int]]) -> int:
+            total = 0
+            for ids in prompts:
+                inputs = torch.tensor([ids], device=target.device)
+                output = target.generate(
+                    inputs,
+                    attention_mask=torch.ones_like(inputs),
+                    max_new_tokens=max_new_tokens,
+                    eos_token_id=list(self.stop_ids) or None,
+                    pad_token_id=0,
+                    **extra,
+                )
+                total += output.shape[1] - len(ids)
+            return total
+
+        return run
+
+
+@torch.inference_mode()
+def forward_costs(
+    contestants: Contestants, widths: Sequence[int], *, batch_size: int, repeats: int
+) -> ForwardCosts:
+    """Isolated forwards over the slot cache behind a context of 160 tokens, timed in turn.
+
+    Args:
+        contestants: The pair.
+        widths: Positions of a verification; 1 is a plain step.
+        batch_size: Rows.
+        repeats: Repetitions; the median counts.
+    """
+    target, draft = SlotModel(contestants.target), SlotModel(contestants.draft.model)
+    limit = min(target.max_positions, draft.max_positions)
+    context = min(_COST_CONTEXT, limit - max(widths))
+    rows = torch.arange(batch_size, device=target.device)[:, None] * 0
+    for model in (target, draft):
+        model.reserve(rows=batch_size, slots=context + max(widths))
+        places = rows + torch.arange(context, device=target.device)
+        model.forward(places % 100, places, span=context, keep=1)
+
+    def step(model: SlotModel, width: int) -> None:
+        places = rows + context + torch.arange(width, device=target.device)
+        model.forward(places % 100, places, span=context + width)
+
+    actions = {f"target-{w}": lambda w=w: step(target, w) for w in sorted({1, *widths})}  # type: ignore[misc]  # a lambda's default
+    times = median_ms({"draft": lambda: step(draft, 1), **actions}, repeats)
+    verify = {width: times[f"target-{width}"] for width in sorted({1, *widths})}
+    return ForwardCosts(times["target-1"], times["draft"], verify)

@@ -1,0 +1,264 @@
+"""One recipe's entry of reports/benchmark.json: the measured speed of a pair on this device.
+
+Chooses the draft length on a few calibration prompts and confirms it on others, interleaved with the same engine without drafts and with Transformers.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from draftsmith.artifacts import digest_json, read_json, short, write_json
+from transformers import PreTrainedModel
+
+from draftsmith.corpus.rollouts import Rollout
+from draftsmith.drafts.checkpoint import LoadedDraft
+from draftsmith.evaluation.arms import Contestants, forward_costs
+from draftsmith.evaluation.cost_model import ForwardCosts, expected_tokens, predicted_speedup
+from draftsmith.evaluation.settings import BenchmarkConfig
+from draftsmith.evaluation.timing import Timings, interleave, speed_ratio
+
+_LOG = logging.getLogger(__name__)
+
+Phase = Callable[[], dict[str, Any]]
+OnPhase = Callable[[str, int], Callable[[int], None]]
+
+
+def _silent(_phase: str, _total: int) -> Callable[[int], None]:
+    return lambda done: None
+
+
+@dataclass(frozen=True)
+class PairBench:
+    """Measures one pair.
+
+    Attributes:
+        config: The benchmark section.
+        contestants: The pair.
+        prompts: Token ids of eval prompts; the first `calibration_prompts` calibrate, the others confirm.
+        partial: Folder of finished phases of exactly this measurement; None keeps nothing.
+        on_phase: Called with a name and a number of groups when a phase starts; returns what is called as they finish.
+    """
+
+    config: BenchmarkConfig
+    contestants: Contestants
+    prompts: Sequence[list[int]]
+    partial: Path | None = None
+    on_phase: OnPhase = _silent
+
+    def run(self, survival: Sequence[float]) -> dict[str, Any]:
+        """The entry, identity left out.
+
+        Args:
+            survival: By position, measured by the evaluate stage at this temperature.
+        """
+        calibration = self._phase("calibration", self._calibrate)
+        length = int(calibration["draft_length"])
+        confirmed = self._phase("confirmation", lambda: self._confirm(calibration))
+        costs = self._phase("costs", lambda: self._costs(length))
+        batches = self._phase("batches", lambda: self._batches(length))
+        return {
+            "draft_length": length,
+            "temperature": self.contestants.temperature,
+            "calibration": calibration["lengths"],
+            **confirmed,
+            "batch": batches["batches"],
+            **self._prediction(survival, length, costs),
+        }
+
+    def _phase(self, name: str, measure: Phase) -> dict[str, Any]:
+        """A phase's result, from an earlier run that was killed if it is there."""
+        if self.partial is None:
+            return measure()
+        kept = self.partial / f"{name}.json"
+        if kept.exists():
+            _LOG.info("phase=%s state=found", name)
+        else:
+            write_json(kept, measure())
+        return read_json(kept)
+
+    @property
+    def _calibration_prompts(self) -> list[list[list[int]]]:
+        return [[ids] for ids in self.prompts[: self.config.calibration_prompts]]
+
+    @property
+    def _confirmation_prompts(self) -> list[list[int]]:
+        rest = list(self.prompts[self.config.calibration_prompts :]) or list(self.prompts)
+        return rest[: self.config.prompts]
+
+    def _calibrate(self) -> dict[str, Any]:
+        """Tokens/s by draft length, and which length of each contestant is best."""
+        tokens, groups = self.config.calibration_tokens, self._calibration_prompts
+        arms = {
+            f"engine-{n}": self.contestants.engine(n, max_new_tokens=tokens)
+            for n in range(self.config.max_draft_length + 1)
+        } | {
+            f"assisted-{n}": self.contestants.assisted(n, max_new_tokens=tokens)
+            for n in self.config.assisted_lengths
+        }
+        timings = interleave(arms, groups, self.on_phase("calibration", len(groups)))
+        speeds = {name: timing.tokens_per_s for name, timing in timings.items()}
+        lengths = [
+            {
+                "draft_length": n,
+                "tokens_per_s": speeds[f"engine-{n}"],
+                "speedup": speeds[f"engine-{n}"] / speeds["engine-0"],
+            }
+            for n in range(1, self.config.max_draft_length + 1)
+        ]
+        best = max(lengths, key=lambda entry: entry["tokens_per_s"])
+        assisted = max(self.config.assisted_lengths, key=lambda n: speeds[f"assisted-{n}"])
+        return {
+            "lengths": lengths,
+            "draft_length": best["draft_length"],
+            "assisted_length": assisted,
+        }
+
+    def _confirm(self, calibration: Mapping[str, Any]) -> dict[str, Any]:
+        """Four arms on other prompts, interleaved; the ratios are the evidence."""
+        tokens, length = self.config.max_new_tokens, int(calibration["draft_length"])
+        assisted = int(calibration["assisted_length"])
+        arms = {
+            "gamma_0": self.contestants.engine(0, max_new_tokens=tokens),
+            "speculative": self.contestants.engine(length, max_new_tokens=tokens),
+            "prompt_lookup": self.contestants.prompt_lookup(length, max_new_tokens=tokens),
+            "transformers_generate": self.contestants.transformers(max_new_tokens=tokens),
+            "transformers_assisted": self.contestants.assisted(assisted, max_new_tokens=tokens),
+        }
+        groups = [[ids] for ids in self._confirmation_prompts]
+        timings = interleave(arms, groups, self.on_phase("confirmation", len(groups)))
+        entries: dict[str, Any] = {
+            name: {"tokens_per_s": timing.tokens_per_s} for name, timing in timings.items()
+        }
+        entries["transformers_assisted"]["draft_length"] = assisted
+        return {
+            "speedup": self._ratio(timings, "speculative", "gamma_0"),
+            "arms": entries,
+            "ratios": {
+                "engine_vs_generate": self._ratio(timings, "gamma_0", "transformers_generate"),
+                "speculative_vs_generate": self._ratio(
+                    timings, "speculative", "transformers_generate"
+                ),
+                "speculative_vs_assisted": self._ratio(
+                    timings, "speculative", "transformers_assisted"
+                ),
+                "speculative_vs_prompt_lookup": self._ratio(timings, "speculative", "prompt_lookup"),
+            },
+        }
+
+    def _ratio(self, timings: Mapping[str, Timings], fast: str, slow: str) -> dict[str, Any]:
+        return asdict(speed_ratio(timings[fast], timings[slow], seed=self.config.seed))
+
+    def _costs(self, length: int) -> dict[str, Any]:
+        widths = range(1, max(length, self.config.max_draft_length) + 2)
+        self.on_phase("isolated forwards", 1)
+        costs = forward_costs(
+            self.contestants, list(widths), batch_size=1, repeats=self.config.repeats
+        )
+        return {
+            "target_step_ms": costs.target_step_ms,
+            "draft_step_ms": costs.draft_step_ms,
+            "verify_ms": {str(width): value for width, value in costs.verify_ms.items()},
+            "cost_ratio": costs.cost_ratio,
+        }
+
+    def _batches(self, length: int) -> dict[str, Any]:
+        """Our engine with and without drafts at several batch sizes."""
+        tokens, prompts = self.config.batch_tokens, self._confirmation_prompts
+        done = self.on_phase("batches", len(self.config.batch_sizes))
+        entries = []
+        for size in self.config.batch_sizes:
+            arms = {
+                name: self.contestants.engine(n, max_new_tokens=tokens, batch_size=size)
+                for name, n in (("plain", 0), ("speculative", length))
+            }
+            count = max(1, min(2, len(prompts) // size))
+            cycle = [prompts[i % len(prompts)] for i in range(count * size)]
+            groups = [cycle[i * size : (i + 1) * size] for i in range(count)]
+            timings = interleave(arms, groups * 2)
+            speeds = {name: timing.tokens_per_s for name, timing in timings.items()}
+            entries.append(
+                {
+                    "batch_size": size,
+                    "draft_length": length,
+                    "tokens_per_s": speeds["speculative"],
+                    "baseline_tokens_per_s": speeds["plain"],
+                    "speedup": speeds["speculative"] / speeds["plain"],
+                }
+            )
+            done(1)
+        return {"batches": entries}
+
+    def _prediction(
+        self, survival: Sequence[float], length: int, costs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        forward = ForwardCosts(
+            costs["target_step_ms"],
+            costs["draft_step_ms"],
+            {int(width): value for width, value in costs["verify_ms"].items()},
+        )
+        return {
+            "cost": dict(costs),
+            "tau": expected_tokens(survival, length),
+            "predicted_speedup": predicted_speedup(survival, length, forward),
+        }
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measures the drafts of one target on the prompts of the eval split.
+
+    Attributes:
+        config: The benchmark section.
+        target: Live target in its serving dtype.
+        stop_ids: Ids that end a response.
+        rollouts: The corpus' eval split, for its prompts.
+        on_phase: As in `PairBench`.
+    """
+
+    config: BenchmarkConfig
+    target: PreTrainedModel
+    stop_ids: tuple[int, ...]
+    rollouts: Sequence[Rollout]
+    on_phase: OnPhase = _silent
+
+    def measure(
+        self,
+        draft: LoadedDraft,
+        evaluated: Mapping[str, Any],
+        *,
+        device: Mapping[str, Any],
+        partial: Path,
+    ) -> dict[str, Any]:
+        """One recipe's entry.
+
+        Args:
+            draft: Joined to the target.
+            evaluated: The recipe's entry of reports/evaluation.json.
+            device: build/device.json.
+            partial: Folder for finished phases, emptied of this measurement's at the end.
+        """
+        identity = {key: evaluated[key] for key in ("recipe", "draft_digest", "pair_digest")}
+        folder = partial / short(digest_json([identity, asdict(self.config), dict(device)]))
+        prompts = list({r.prompt_id: (r.domain, r.prompt_ids) for r in self.rollouts}.items())
+        ordered = in_turn([(name, domain, ids) for name, (domain, ids) in prompts])
+        contestants = Contestants(self.target, draft, self.stop_ids)
+        bench = PairBench(self.config, contestants, ordered, folder, self.on_phase)
+        entry = bench.run(evaluated["survival"][str(contestants.temperature)])
+        shutil.rmtree(folder, ignore_errors=True)
+        return identity | entry
+
+
+def in_turn(prompts: Sequence[tuple[str, str, list[int]]]) -> list[list[int]]:
+    """Token ids of (id, domain, ids), one of every domain in turn, each domain in the order of its ids: any first few are a fair sample."""
+    by_domain: dict[str, list[list[int]]] = {}
+    for _, domain, ids in sorted(prompts):
+        by_domain.setdefault(domain, []).append(ids)
+    longest = max(map(len, by_domain.values()))
+    return [
+        group[index] for index in range(longest) for group in by_domain.values() if index < len(group)
+    ]

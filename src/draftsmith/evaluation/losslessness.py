@@ -1,0 +1,188 @@
+"""The losslessness self-test: speculative output against the target's own, and a control that must fail.
+
+In float32 greedy output must equal Transformers' token for token. In the target's serving dtype a forward over one position and one over several
+round differently, so an argmax may flip at a near-tie: there the outputs must be equal, or the target's own margin between the two tokens at the
+first difference must lie within the measured rounding difference of the two forwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftsmith.decoding import DraftModelProposer, Engine, NoProposer, Request, SamplingParams
+from draftsmith.decoding.acceptance import Proposal, Verdict
+from draftsmith.decoding.distribution import Distribution, draw
+from draftsmith.decoding.engine import Verify
+from draftsmith.decoding.slot_model import SlotModel
+from draftsmith.drafts.checkpoint import LoadedDraft
+
+_ROWS = 8
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """Size of the test.
+
+    Attributes:
+        draft_length: Tokens proposed in a round.
+        num_tokens: Tokens of a prompt.
+        stop_ids: Ids that end a response.
+    """
+
+    draft_length: int
+    num_tokens: int
+    stop_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """First difference between two outputs, and the target's margin between the two tokens there."""
+
+    prompt_id: str
+    position: int
+    gap: float
+
+
+Prompts = Sequence[tuple[str, list[int]]]
+
+
+def exact_equality(
+    target: PreTrainedModel, draft: LoadedDraft, prompts: Prompts, test: SelfTest
+) -> dict[str, Any]:
+    """Greedy speculative output against `generate` of Transformers; both models in float32."""
+    speculative = greedy(target, draft, prompts, test)
+    reference = {name: transformers_greedy(target, ids, test) for name, ids in prompts}
+    identical = sum(speculative[name] == reference[name] for name, _ in prompts)
+    return {
+        "num_prompts": len(prompts),
+        "num_identical": identical,
+        "num_tokens": sum(map(len, reference.values())),
+        "holds": identical == len(prompts),
+    }
+
+
+def near_ties(
+    target: PreTrainedModel, draft: LoadedDraft, prompts: Prompts, test: SelfTest
+) -> dict[str, Any]:
+    """Greedy speculative output against the same engine without drafts, both in the target's dtype."""
+    speculative = greedy(target, draft, prompts, test)
+    plain = greedy(target, None, prompts, test)
+    tolerance = rounding_difference(target, prompts, plain, width=test.draft_length + 1)
+    divergences = [
+        divergence
+        for name, ids in prompts
+        if (divergence := _compare(target, name, ids, plain[name], speculative[name])) is not None
+    ]
+    return {
+        "num_prompts": len(prompts),
+        "num_identical": len(prompts) - len(divergences),
+        "tolerance": tolerance,
+        "divergences": [asdict(divergence) for divergence in divergences],
+        "holds": all(divergence.gap <= tolerance for divergence in divergences),
+    }
+
+
+def corrupted_control(
+    target: PreTrainedModel, draft: LoadedDraft, prompts: Prompts, test: SelfTest
+) -> dict[str, Any]:
+    """The same comparison with an acceptance rule that keeps every draft; it must be noticed."""
+    corrupted = greedy(target, draft, prompts, test, verify=_accept_everything)
+    plain = greedy(target, None, prompts, test)
+    identical = sum(corrupted[name] == plain[name] for name, _ in prompts)
+    return {
+        "detected": identical < len(prompts),
+        "num_identical": identical,
+        "num_prompts": len(prompts),
+    }
+
+
+def _accept_everything(p: Distribution, proposal: Proposal, _accept: Tensor, uniforms: Tensor) -> Verdict:
+    next_tokens = draw(p, uniforms).gather(1, proposal.counts[:, None]).squeeze(1)
+    return Verdict(proposal.counts, next_tokens)
+
+
+def greedy(
+    target: PreTrainedModel,
+    draft: LoadedDraft | None,
+    prompts: Prompts,
+    test: SelfTest,
+    *,
+    verify: Verify | None = None,
+) -> dict[str, list[int]]:
+    """Greedy tokens of the engine by prompt, with a draft or without."""
+    proposer = NoProposer() if draft is None else DraftModelProposer(draft.model, draft.token_ids)
+    length = 0 if draft is None else test.draft_length
+    engine = Engine(target, proposer, max_rows=_ROWS, draft_length=length)
+    if verify is not None:
+        engine.verify = verify
+    params = SamplingParams(max_new_tokens=test.num_tokens, stop_token_ids=test.stop_ids)
+    results = engine.generate([Request(name, ids, params) for name, ids in prompts])
+    return {result.request_id: result.token_ids for result in results}
+
+
+@torch.inference_mode()
+def transformers_greedy(target: PreTrainedModel, prompt_ids: list[int], test: SelfTest) -> list[int]:
+    """Greedy tokens of Transformers' `generate`."""
+    inputs = torch.tensor([prompt_ids], device=target.device)
+    output = target.generate(
+        inputs,
+        attention_mask=torch.ones_like(inputs),
+        max_new_tokens=test.num_tokens,
+        do_sample=False,
+        eos_token_id=list(test.stop_ids) or None,
+        pad_token_id=0,
+    )
+    tokens: list[int] = output[0, len(prompt_ids) :].tolist()
+    return tokens
+
+
+@torch.inference_mode()
+def rounding_difference(
+    target: PreTrainedModel, prompts: Prompts, responses: dict[str, list[int]], *, width: int
+) -> float:
+    """Largest change of a difference of two logits between forwards over 1 and over `width` positions.
+
+    Measured at `width` consecutive positions behind every prompt, on the same tokens and the same cache.
+    """
+    worst = 0.0
+    slots = SlotModel(target)
+    for name, prompt_ids in prompts:
+        ids = torch.tensor([prompt_ids + responses[name]], device=target.device)
+        size = ids.shape[1]
+        start = min(len(prompt_ids), size - width)
+        if start < 1:
+            continue
+        slots.reserve(rows=1, slots=size)
+        places = torch.arange(size, device=target.device)[None]
+        slots.forward(ids[:, :start], places[:, :start], span=start, keep=1)
+        block = slice(start, start + width)
+        wide = slots.forward(ids[:, block], places[:, block], span=start + width)
+        for index in range(width):
+            at = slice(start + index, start + index + 1)
+            single = slots.forward(ids[:, at], places[:, at], span=start + index + 1)
+            change = single[0, 0].float() - wide[0, index].float()
+            worst = max(worst, float(change.max() - change.min()))
+    return worst
+
+
+@torch.inference_mode()
+def _compare(
+    target: PreTrainedModel, name: str, prompt_ids: list[int], plain: list[int], other: list[int]
+) -> Divergence | None:
+    """The first difference of two outputs with the target's margin there; None when they are equal."""
+    if plain == other:
+        return None
+    shared = min(len(plain), len(other))
+    position = next((i for i in range(shared) if plain[i] != other[i]), shared)
+    if position == shared:  # one is a prefix of the other: no two tokens to compare, so nothing can excuse it
+        return Divergence(name, position, float("1e9"))
+    ids = torch.tensor([prompt_ids + plain[:position]], device=target.device)
+    logits = target(input_ids=ids).logits[0, -1].float()
+    gap = abs(float(logits[plain[position]] - logits[other[position]]))
+    return Divergence(name, position, gap)

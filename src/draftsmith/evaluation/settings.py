@@ -1,0 +1,76 @@
+"""The `evaluation` and `benchmark` sections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How acceptance and losslessness are measured.
+
+    Attributes:
+        draft_length: Tokens proposed in a round when survival and tau are measured.
+        temperatures: Each must be among the corpus' eval temperatures.
+        max_new_tokens: Tokens decoded for an eval prompt.
+        batch_size: Requests in flight.
+        exact_prompts: Prompts of the float32 self-test.
+        near_tie_prompts: Prompts of the self-test in the target's dtype.
+        self_test_tokens: Tokens of a self-test prompt.
+        seed: Of sampling and of the bootstrap.
+    """
+
+    draft_length: int
+    temperatures: tuple[float, ...]
+    max_new_tokens: int
+    batch_size: int
+    exact_prompts: int
+    near_tie_prompts: int
+    self_test_tokens: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        if not self.temperatures or min(self.temperatures) < 0:
+            raise ValueError("temperatures must name at least one value, each 0 or more")
+        sizes = (self.max_new_tokens, self.batch_size, self.self_test_tokens, self.draft_length)
+        if min(*sizes, self.exact_prompts, self.near_tie_prompts) < 1:
+            raise ValueError("lengths, sizes and prompt counts must be at least 1")
+
+
+@dataclass(frozen=True)
+class BenchmarkConfig:
+    """How speed is measured. Budgets are prompts and tokens; the time they take is reported.
+
+    Attributes:
+        max_draft_length: Draft lengths 1 to this are calibrated.
+        calibration_prompts: Prompts that choose the draft length, at most 12; the others confirm it.
+        calibration_tokens: Tokens of a calibration prompt.
+        prompts: Prompts of the confirmation.
+        max_new_tokens: Tokens of a confirmation prompt.
+        assisted_lengths: Lengths that Transformers' assisted generation is tried at.
+        batch_sizes: Batches of the engine.
+        batch_tokens: Tokens of a request in a batch.
+        repeats: Repetitions of an isolated forward; the median counts.
+        seed: Of the bootstrap and of the choice of prompts.
+    """
+
+    max_draft_length: int
+    calibration_prompts: int
+    calibration_tokens: int
+    prompts: int
+    max_new_tokens: int
+    assisted_lengths: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    batch_tokens: int
+    repeats: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        if not 1 <= self.calibration_prompts <= 12:  # noqa: PLR2004  stated above
+            raise ValueError("calibration_prompts must lie between 1 and 12")
+        if min(self.max_draft_length, self.prompts, self.max_new_tokens, self.repeats) < 1:
+            raise ValueError("max_draft_length, prompts, max_new_tokens and repeats must be >= 1")
+        if not self.assisted_lengths or min(self.assisted_lengths) < 1:
+            raise ValueError("assisted_lengths must name at least one length >= 1")

@@ -1,0 +1,186 @@
+"""A loaded pair: text in, text out, through the lossless engine.
+
+Knows neither where the pair came from nor how it is registered. One object serves one caller at a
+time; the engine keeps the state of the running requests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftsmith.decoding import DraftModelProposer, Engine, Request, Result, SamplingParams
+from draftsmith.decoding.trace import block_efficiency
+from draftsmith.drafts.checkpoint import LoadedDraft
+from draftsmith.errors import TargetError
+from draftsmith.registry.pair import PairRecord
+from draftsmith.targets.loading import LoadedTarget
+
+Messages = Sequence[Mapping[str, str]]
+_REQUEST_ID = "0"
+_INCOMPLETE = "\ufffd"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One answer and what it took.
+
+    Attributes:
+        token_ids: Committed tokens, the stop token included.
+        num_rounds: Target forwards after the prefill.
+        block_efficiency: Tokens committed per target forward (tau).
+        tokens_per_s: Committed tokens over the wall time of the whole call, prefill included.
+    """
+
+    text: str
+    token_ids: list[int]
+    num_rounds: int
+    num_drafted: int
+    num_accepted: int
+    block_efficiency: float
+    tokens_per_s: float
+
+
+class Pair:
+    """A target and its draft, ready to generate.
+
+    Attributes:
+        record: Which pair this is.
+        evidence: Name of an evidence file without `.json` -> its content.
+        draft_length: Tokens proposed in a round unless a call says otherwise.
+    """
+
+    def __init__(
+        self,
+        record: PairRecord,
+        evidence: Mapping[str, Any],
+        *,
+        target: LoadedTarget,
+        draft: LoadedDraft,
+        draft_length: int,
+    ) -> None:
+        """Join a target and a draft that were loaded for one another."""
+        self.record = record
+        self.evidence = dict(evidence)
+        self.draft_length = draft_length
+        self._target = target
+        self._proposer = DraftModelProposer(draft.model, draft.token_ids)
+
+    def generate(  # noqa: PLR0913  the sampling parameters that every user of a decoder knows
+        self,
+        messages_or_text: Messages | str,
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        draft_length: int | None = None,
+    ) -> Generation:
+        """Continue a chat or a text exactly as the target alone would.
+
+        Args:
+            messages_or_text: A chat (`[{"role": ..., "content": ...}]`), or a text: one user turn
+                where the target has a chat template, a plain prefix where it has none.
+            max_new_tokens: At most so many tokens.
+            temperature: 0 is greedy.
+            top_k: 0 is off.
+            top_p: 1 is off.
+            seed: Key of all draws.
+            draft_length: Tokens proposed in a round; None takes the one that was measured best.
+
+        Raises:
+            DecodingError: A parameter is out of range, or the context is too long.
+            TargetError: A chat was given and the target has no chat template.
+        """
+        params = self._params(max_new_tokens, temperature, top_k, top_p, seed)
+        request = Request(_REQUEST_ID, self._encode(messages_or_text), params)
+        start = time.perf_counter()
+        result = self._engine(draft_length).generate([request])[0]
+        return self._generation(result, time.perf_counter() - start)
+
+    def stream(  # noqa: PLR0913  as `generate`
+        self,
+        messages_or_text: Messages | str,
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        draft_length: int | None = None,
+    ) -> Iterator[str]:
+        """As `generate`, yielding the text in pieces; their concatenation is the same text."""
+        params = self._params(max_new_tokens, temperature, top_k, top_p, seed)
+        request = Request(_REQUEST_ID, self._encode(messages_or_text), params)
+        token_ids: list[int] = []
+        sent = ""
+        for event in self._engine(draft_length).stream([request]):
+            token_ids.extend(event.token_ids)
+            text = self._decode(token_ids)
+            # A character of several tokens shows as a replacement mark until it is complete.
+            if event.result is None and text.endswith(_INCOMPLETE):
+                continue
+            if len(text) > len(sent):
+                yield text[len(sent) :]
+                sent = text
+
+    def _params(
+        self, max_new_tokens: int, temperature: float, top_k: int, top_p: float, seed: int
+    ) -> SamplingParams:
+        return SamplingParams(
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop_token_ids=self._stop_token_ids(),
+        )
+
+    def _stop_token_ids(self) -> tuple[int, ...]:
+        """The ids that ended turns in the corpus, too: generation config and tokenizer."""
+        configured = self._target.model.generation_config.eos_token_id
+        ids = configured if isinstance(configured, list) else [configured]
+        known = {int(i) for i in [*ids, self._target.tokenizer.eos_token_id] if i is not None}
+        return tuple(sorted(known))
+
+    def _engine(self, draft_length: int | None) -> Engine:
+        length = self.draft_length if draft_length is None else draft_length
+        return Engine(self._target.model, self._proposer, max_rows=1, draft_length=length)
+
+    def _encode(self, messages_or_text: Messages | str) -> list[int]:
+        tokenizer = self._target.tokenizer
+        has_template = tokenizer.chat_template is not None
+        if isinstance(messages_or_text, str):
+            if not has_template:
+                return list(tokenizer(messages_or_text).input_ids)
+            messages: Messages = [{"role": "user", "content": messages_or_text}]
+        else:
+            messages = messages_or_text
+        if not has_template:
+            raise TargetError(
+                "encoding a chat",
+                found="a target without a chat template",
+                expected="a chat template in the target's tokenizer",
+                remedy="pass a text, or add chat_template.jinja to the checkpoint",
+            )
+        chat = [dict(message) for message in messages]
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return str(self._target.tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def _generation(self, result: Result, seconds: float) -> Generation:
+        trace = result.trace
+        return Generation(
+            text=self._decode(result.token_ids),
+            token_ids=list(result.token_ids),
+            num_rounds=trace.num_rounds,
+            num_drafted=sum(trace.drafted),
+            num_accepted=sum(trace.accepted),
+            block_efficiency=block_efficiency([trace]),
+            tokens_per_s=len(result.token_ids) / seconds,
+        )

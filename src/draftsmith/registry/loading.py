@@ -1,0 +1,172 @@
+"""Load a registered pair: its draft from the registry, its target from wherever it is, verified.
+
+The target is looked for in this order: the place the caller names, the snapshot with its digest
+below models/targets, the source recorded at registration. Whatever is found must have the digest
+that the pair was measured with; anything else is refused by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from draftsmith.artifacts import read_json
+from draftsmith.drafts.checkpoint import load_draft
+from draftsmith.errors import RegistryError
+from draftsmith.registry.generation import Pair
+from draftsmith.registry.pair import DTYPE_TAG, SOURCE_TAG, PairRecord, PairVersion
+from draftsmith.registry.settings import RegistryConfig
+from draftsmith.registry.target_source import find_target, is_reachable
+from draftsmith.targets.compatibility import require_same_tokenizer, require_target
+from draftsmith.targets.identity import identify
+from draftsmith.targets.loading import LoadedTarget, load_target
+
+CHAMPIONS = Path("models", "champions")
+_URI = re.compile(r"models:/(?P<name>[^/@]+)(?P<reference>@[^/@]+|/[^/@]+)")
+_DEFAULT_DRAFT_LENGTH = 2
+_LOG = logging.getLogger(__name__)
+
+
+def load_pair(
+    uri: str,
+    *,
+    root: Path | None = None,
+    target: str | None = None,
+    device: str = "cpu",
+    dtype: str | None = None,
+) -> Pair:
+    """Load a pair by its address.
+
+    Args:
+        uri: `models:/<name>@<alias>`, `models:/<name>/<version>`, or a folder with pair.json.
+        root: The project's folder, with snapshots of targets and the default registry; None is
+            the working directory.
+        target: Folder of the target's checkpoint, when it is not where the registry says.
+        device: Where both models go, in torch's words.
+        dtype: None for the dtype that the pair was measured in; another one for analysis only.
+
+    Raises:
+        RegistryError: There is no such pair, or the registry cannot be reached.
+        TargetError: The target cannot be found, or is not the pair's.
+        DraftError: The draft is damaged.
+    """
+    base = Path.cwd() if root is None else root
+    if not uri.startswith("models:"):
+        return load_directory(Path(uri), root=base, target=target, device=device, dtype=dtype)
+    from draftsmith.registry.mlflow_store import PairStore  # noqa: PLC0415  folders need no MLflow
+
+    name, reference = parse_uri(uri)
+    store = PairStore(base, RegistryConfig(name=name, experiment=name))
+    found = store.resolve(reference)
+    if found.quarantine is not None:
+        _LOG.warning("event=quarantined uri=%s reason=%s", uri, found.quarantine)
+    folder = store.fetch(found.pair, base / CHAMPIONS)
+    return load_directory(folder, root=base, target=target, device=device, dtype=dtype)
+
+
+def parse_uri(uri: str) -> tuple[str, str]:
+    """Split `models:/name@alias` or `models:/name/version` into name and `@alias` or version.
+
+    Raises:
+        RegistryError: It is neither.
+    """
+    match = _URI.fullmatch(uri)
+    if match is None:
+        raise RegistryError(
+            "reading the address of a pair",
+            found=uri,
+            expected="models:/<name>@<alias> or models:/<name>/<version>",
+            remedy="run `draftsmith pairs` to see names, versions and aliases",
+        )
+    return match["name"], match["reference"].removeprefix("/")
+
+
+def load_directory(
+    directory: Path,
+    *,
+    root: Path | None = None,
+    target: str | None = None,
+    source: str | None = None,
+    device: str = "cpu",
+    dtype: str | None = None,
+) -> Pair:
+    """Load a pair from a folder with draft/, pair.json and maybe evidence/ and origin.json.
+
+    Args:
+        directory: What `PairStore.fetch` makes, or the artifacts of a registered version.
+        root: The project's folder; None is the working directory.
+        target: Folder of the target's checkpoint; nothing else is tried.
+        source: Recorded source of the target; None takes the one in origin.json.
+        device: Where both models go, in torch's words.
+        dtype: None for the dtype that the pair was measured in.
+
+    Raises:
+        ArtifactError: The folder holds no pair.
+        TargetError: The target cannot be found, or is not the pair's.
+        DraftError: The draft is damaged.
+    """
+    path = directory / "pair.json"
+    record = PairRecord.from_json(read_json(path), path=str(path))
+    if source is None and (directory / "origin.json").is_file():
+        source = read_json(directory / "origin.json").get(SOURCE_TAG)
+    base = Path.cwd() if root is None else root
+    loaded = _load_target(record, base, override=target, source=source, options=(device, dtype))
+    draft = load_draft(directory / "draft", loaded.model, target_digest=record.draft.target_digest)
+    require_same_tokenizer(loaded.identity, draft.manifest.tokenizer_digest)
+    evidence = _evidence(directory / "evidence")
+    return Pair(
+        record, evidence, target=loaded, draft=draft, draft_length=_best_draft_length(evidence)
+    )
+
+
+def target_reachable(item: PairVersion, *, root: Path) -> bool:
+    """Whether the target of a registered pair can be loaded on this machine, digest verified."""
+    return is_reachable(
+        item.pair.target_digest,
+        item.tags[DTYPE_TAG],
+        root=root,
+        source=item.tags.get(SOURCE_TAG),
+        fetch_model=partial(_fetch_model, root=root),
+    )
+
+
+def _load_target(
+    record: PairRecord,
+    root: Path,
+    *,
+    override: str | None,
+    source: str | None,
+    options: tuple[str, str | None],
+) -> LoadedTarget:
+    device, dtype = options
+    identity_dtype = str(record.target["dtype"])
+    if override is not None:
+        folder = Path(override).expanduser()
+        require_target(identify(folder, identity_dtype), record.target_digest)
+    else:
+        folder = find_target(
+            record.target_digest,
+            identity_dtype,
+            root=root,
+            source=source,
+            fetch_model=partial(_fetch_model, root=root),
+        )
+    return load_target(folder, dtype=dtype or identity_dtype, device=device)
+
+
+def _fetch_model(uri: str, dst: Path, *, root: Path) -> Path:
+    from draftsmith.registry.mlflow_target import fetch_model  # noqa: PLC0415  rarely needed
+
+    return fetch_model(uri, dst, root=root)
+
+
+def _evidence(folder: Path) -> dict[str, Any]:
+    return {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
+
+
+def _best_draft_length(evidence: dict[str, Any]) -> int:
+    measured = evidence.get("benchmark", {}).get("draft_length")
+    return _DEFAULT_DRAFT_LENGTH if measured is None else int(measured)

@@ -1,0 +1,167 @@
+"""How to reach MLflow: tracking URI, schema, lock, and errors without credentials.
+
+Knows no pairs. Everything that writes takes the lock, because MLflow creates its schema, numbers
+its versions and moves its aliases without compare-and-swap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow
+import requests
+from filelock import FileLock, Timeout
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
+
+from draftsmith.artifacts import write_failure
+from draftsmith.errors import RegistryError
+
+TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
+REGISTRY_VARIABLE = "MLFLOW_REGISTRY_URI"
+_SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+_USERINFO = re.compile(r"://[^/@\s]+@")
+_SQLITE_PREFIX = "sqlite:///"
+_LOCK_TIMEOUT_S = 1800.0
+_FOUND_CHARACTERS = 400
+_QUIET = {
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_UV_AUTO_DETECT": "false",
+}
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+
+
+def redact(text: str) -> str:
+    """`text` without user names, passwords and tokens."""
+    clean = _USERINFO.sub("://", text)
+    for variable in _SECRET_VARIABLES:
+        if secret := os.environ.get(variable):
+            clean = clean.replace(secret, "***")
+    return clean
+
+
+def tracking_uri(root: Path) -> str:
+    """The tracking URI of the environment, or the sqlite file in `root`; sqlite paths absolute."""
+    uri = os.environ.get(TRACKING_VARIABLE) or f"{_SQLITE_PREFIX}mlflow.db"
+    database = _database(uri)
+    return f"{_SQLITE_PREFIX}{root.resolve() / database}" if database is not None else uri
+
+
+def _database(uri: str) -> Path | None:
+    return Path(uri.removeprefix(_SQLITE_PREFIX)) if uri.startswith(_SQLITE_PREFIX) else None
+
+
+@contextlib.contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Turn failures of MLflow, its server or the disk into one RegistryError without credentials.
+
+    The cause is not chained: its text may hold the server's address with a password.
+
+    Raises:
+        RegistryError: Anything that the registry or its transport refused.
+    """
+    place = os.environ.get(TRACKING_VARIABLE) or "mlflow.db"
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, requests.RequestException) as error:
+        raise RegistryError(
+            what,
+            found=redact(str(error)).strip()[:_FOUND_CHARACTERS],
+            expected=f"a registry that answers, at {redact(place)}",
+            remedy=f"check {TRACKING_VARIABLE}, the server and its credentials, then rerun; "
+            "registration is idempotent",
+        ) from None
+    except OSError as error:
+        raise write_failure(Path(str(error.filename or what)), error) from error
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A checked connection to one MLflow registry.
+
+    Attributes:
+        artifact_location: Where a new experiment keeps its files; None lets the server decide.
+    """
+
+    uri: str
+    registry_uri: str
+    client: MlflowClient
+    lock: FileLock
+    artifact_location: str | None
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the registry's lock; reentrant within a thread.
+
+        Raises:
+            RegistryError: Another process held it for half an hour.
+        """
+        try:
+            self.lock.acquire()
+        except Timeout:
+            raise RegistryError(
+                "locking the registry",
+                found=f"{self.lock.lock_file} held by another process",
+                expected="the lock within half an hour",
+                remedy="wait for the other run to end, or stop it, then rerun",
+            ) from None
+        try:
+            yield
+        finally:
+            self.lock.release()
+
+    @contextlib.contextmanager
+    def bound(self) -> Iterator[None]:
+        """Make this registry MLflow's global one, for the few calls that ignore the client."""
+        variable = os.environ.get(TRACKING_VARIABLE)
+        previous = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None
+        mlflow.set_tracking_uri(self.uri)
+        try:
+            yield
+        finally:
+            mlflow.set_tracking_uri(previous)  # type: ignore[arg-type]  # None means unset
+            os.environ.pop(TRACKING_VARIABLE, None)
+            if variable is not None:
+                os.environ[TRACKING_VARIABLE] = variable
+
+    def experiment_id(self, name: str) -> str:
+        """The id of the experiment, which is created at need; call with the lock held."""
+        found = self.client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        return str(self.client.create_experiment(name, self.artifact_location))
+
+
+def connect(root: Path) -> Connection:
+    """Reach the registry, and make its schema once where it is a new database.
+
+    Raises:
+        RegistryError: It cannot be reached, or is of a kind that MLflow refuses.
+    """
+    os.environ.update(_QUIET)
+    for variable, value in _PATIENCE.items():
+        os.environ.setdefault(variable, value)
+    warnings.filterwarnings("ignore", module=r"mlflow\..*", category=FutureWarning)
+    uri = tracking_uri(root)
+    registry_uri = os.environ.get(REGISTRY_VARIABLE) or uri
+    database = _database(uri)
+    base = database if database is not None else root.resolve() / "build" / "partial" / "registry"
+    location = (database.parent / "mlartifacts").as_uri() if database is not None else None
+    with translated("connecting to the registry"):
+        base.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(base.with_name(f"{base.name}.lock"), timeout=_LOCK_TIMEOUT_S)
+        with lock:
+            client = MlflowClient(tracking_uri=uri, registry_uri=registry_uri)
+            client.search_experiments(max_results=1)
+            client.search_registered_models(max_results=1)
+    return Connection(
+        uri=uri, registry_uri=registry_uri, client=client, lock=lock, artifact_location=location
+    )

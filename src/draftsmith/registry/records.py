@@ -1,0 +1,45 @@
+"""The files of registered pairs on this machine, and the records that verdicts compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from draftsmith.artifacts import read_json, short
+from draftsmith.drift.evidence import Recorded
+
+CHAMPIONS = Path("models", "champions")
+
+
+def pair_folder(pair: Mapping[str, Any], *, root: Path = CHAMPIONS) -> Path:
+    """Where `resolve_champion` put the pair's files."""
+    return root / short(str(pair["pair_digest"]))
+
+
+def recorded(pair: Mapping[str, Any] | None, *, root: Path = CHAMPIONS) -> Recorded | None:
+    """A registered pair with its own evaluation record; None stays None."""
+    if pair is None:
+        return None
+    return Recorded(pair, read_json(pair_folder(pair, root=root) / "evidence" / "evaluation.json"))
+
+
+def known_record(
+    start: Mapping[str, Any], evaluated: Mapping[str, Any], *, root: Path = CHAMPIONS
+) -> Recorded | None:
+    """The own record of a draft that stage start took from a known pair; None for every other start.
+
+    Args:
+        start: The recipe's entry of build/start.json.
+        evaluated: The recipe's entry of reports/evaluation.json.
+        root: Folder of fetched pairs.
+    """
+    if start["action"] != "known":
+        return None
+    pair = {
+        "version": start["source_version"],
+        "pair_digest": start["source_pair_digest"],
+        "draft_digest": evaluated["draft_digest"],
+        "live_drift": False,
+    }
+    return recorded(pair, root=root)

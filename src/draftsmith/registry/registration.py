@@ -1,0 +1,122 @@
+"""From reports to the registry: propose the best recipe's pair, and carry out the gate's decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftsmith.artifacts import read_json, write_json
+from draftsmith.errors import EvidenceError
+from draftsmith.evaluation.choice import best_recipe, losers
+from draftsmith.registry.mlflow_store import PairStore
+from draftsmith.registry.pair import DraftIdentity, PairRecord, evidence_tags
+from draftsmith.registry.target_source import describe_source
+from draftsmith.targets.settings import TargetConfig
+
+_EXPERIMENT = "An experiment (DVC_EXP_NAME is set) registers and proposes; it does not promote."
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a run proposes.
+
+    Attributes:
+        target: build/target.json.
+        evaluation: reports/evaluation.json.
+        benchmark: reports/benchmark.json.
+        drift: reports/drift.json.
+        drafts: Folder of the recipes' drafts.
+        plots: Folder of plots; PNG files are attached.
+        source: Where the target came from.
+    """
+
+    target: Mapping[str, Any]
+    evaluation: Mapping[str, Any]
+    benchmark: Mapping[str, Any]
+    drift: Mapping[str, Any]
+    drafts: Path
+    plots: Path
+    source: TargetConfig
+
+
+def register_proposal(
+    store: PairStore, proposal: Proposal, *, root: Path, staging: Path
+) -> dict[str, Any]:
+    """Register the best recipe's pair (once, by digest) and make it the challenger.
+
+    Args:
+        store: The registry.
+        proposal: Reports and drafts.
+        root: The project's folder.
+        staging: Folder for the single-recipe records that are uploaded.
+
+    Returns:
+        The content of reports/registration.json, the same on every rerun.
+
+    Raises:
+        EvidenceError: The reports do not concern the draft on disk.
+    """
+    recipe = best_recipe(proposal.benchmark)
+    folder = proposal.drafts / recipe
+    pair = PairRecord(proposal.target, DraftIdentity.from_json(read_json(folder / "draft.json")))
+    evaluated, measured = (
+        report["recipes"][recipe] for report in (proposal.evaluation, proposal.benchmark)
+    )
+    for name, report in (("evaluation", evaluated), ("benchmark", measured)):
+        if report["pair_digest"] != pair.digest:
+            raise EvidenceError(
+                f"registering {recipe}",
+                found=f"a {name} of pair {report['pair_digest']}",
+                expected=f"one of pair {pair.digest}, which is on disk",
+                remedy=f"run `dvc repro {'evaluate' if name == 'evaluation' else name}`",
+            )
+    device = proposal.benchmark["device"]
+    records = {
+        "target.json": proposal.target,
+        "evaluation.json": evaluated,
+        "benchmark.json": dict(measured) | {"device": device},
+        "drift.json": proposal.drift,
+    }
+    for name, record in records.items():
+        write_json(staging / name, record)
+    evidence = {name: staging / name for name in records}
+    evidence |= {f"plots/{path.name}": path for path in sorted(proposal.plots.rglob("*.png"))}
+    tags = evidence_tags(
+        evaluated, measured, device=str(device["name"]), drift=str(proposal.drift["verdict"])
+    )
+    source = describe_source(proposal.source.source, proposal.source.revision, root=root)
+    version = store.register(pair, folder, evidence=evidence, tags=tags, target_source=source)
+    store.set_challenger(version)
+    return {
+        "schema": 1,
+        "name": store.name,
+        "version": version,
+        "pair_digest": pair.digest,
+        "recipe": recipe,
+        "losers": losers(proposal.benchmark),
+        "quarantine": store.resolve(version).quarantine,
+    }
+
+
+def carry_out(
+    store: PairStore, decision: Mapping[str, Any], *, is_experiment: bool
+) -> dict[str, Any]:
+    """Move @champion when the decision says so; the content of reports/promotion.json."""
+    promotes = decision["verdict"] == "promote" and not is_experiment
+    predecessor = None
+    if promotes:
+        predecessor = store.promote(decision["version"], decision["reasons"])
+    reasons = list(decision["reasons"])
+    if is_experiment:
+        reasons.append(_EXPERIMENT)
+    return {
+        "schema": 1,
+        "promoted": promotes,
+        "name": decision["name"],
+        "version": decision["version"],
+        "pair_digest": decision["pair_digest"],
+        "predecessor_version": predecessor,
+        "reasons": reasons,
+    }

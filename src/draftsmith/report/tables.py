@@ -1,0 +1,77 @@
+"""How numbers read in a report: one place for digits, signs and what stands for a missing value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from draftsmith.artifacts import short
+
+MISSING = "–"
+
+
+def number(value: float | str | None, digits: int = 3) -> str:
+    """A number with fixed digits; words stay, None becomes a dash."""
+    if value is None:
+        return MISSING
+    if isinstance(value, str | bool):
+        return str(value)
+    return f"{value:,.{digits}f}"
+
+
+def count(value: int | None) -> str:
+    """A whole number with thousands separated."""
+    return MISSING if value is None else f"{value:,d}"
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """A change, always with its sign."""
+    return MISSING if value is None else f"{value:+.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A share in percent with one decimal."""
+    return MISSING if value is None else f"{100 * value:.1f} %"
+
+
+def times(value: float | None) -> str:
+    """A ratio as a factor: 1.27×."""
+    return MISSING if value is None else f"{value:.2f}×"
+
+
+def interval(estimate: Mapping[str, Any] | None, digits: int = 3) -> str:
+    """Mean and bounds of an estimate: 0.412 (0.398 to 0.427)."""
+    if estimate is None:
+        return MISSING
+    mean, low, high = (number(estimate[key], digits) for key in ("mean", "low", "high"))
+    return f"{mean} ({low} to {high})"
+
+
+def change(comparison: Mapping[str, Any] | None, digits: int = 3) -> str:
+    """Change and bounds of a comparison: -0.012 (-0.020 to -0.004)."""
+    if comparison is None:
+        return MISSING
+    value, low, high = (signed(comparison[key], digits) for key in ("change", "low", "high"))
+    return f"{value} ({low} to {high})"
+
+
+def digest(value: str | None) -> str:
+    """The short form of a digest."""
+    return MISSING if value is None else short(value)
+
+
+def words(name: str) -> str:
+    """An identifier as words: engine_vs_generate -> engine vs generate."""
+    return name.replace("_", " ")
+
+
+def facts(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested plain values as rows of (dotted name, text), in the order of the mapping."""
+    for key, value in data.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from facts(value, f"{name}.")
+        elif isinstance(value, list | tuple):
+            yield name, ", ".join(str(item) for item in value)
+        else:
+            yield name, MISSING if value is None else str(value)

@@ -1,0 +1,121 @@
+"""A target ready to run: model, tokenizer and identity, found by path or by digest.
+
+Knows nothing of where targets come from; `source` puts them where this module finds them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from draftsmith.artifacts import short
+from draftsmith.errors import TargetError
+from draftsmith.targets.compatibility import refuse_unservable, require_vocabulary
+from draftsmith.targets.components import load_config, load_model, load_tokenizer
+from draftsmith.targets.identity import TargetIdentity, identify
+from draftsmith.targets.snapshot import held_identity
+
+
+@dataclass(frozen=True)
+class LoadedTarget:
+    """A target in memory.
+
+    Attributes:
+        model: In eval mode, `sdpa` attention, no parameter requires a gradient.
+        tokenizer: Fast, with the target's chat template.
+        identity: Of the files it was loaded from; when loaded by digest in another dtype, still
+            the identity that the digest names.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    identity: TargetIdentity
+
+
+def load_target(
+    directory: Path, *, dtype: str, device: str = "cpu", trust_remote_code: bool = False
+) -> LoadedTarget:
+    """Load the checkpoint in `directory`; hashes all of its files.
+
+    Args:
+        directory: A Transformers checkpoint.
+        dtype: "auto", bfloat16, float16 or float32.
+        device: Where the model goes, in torch's words.
+        trust_remote_code: Whether Python files in the directory may be run.
+
+    Raises:
+        TargetError: The checkpoint is damaged, incomplete, or of a kind that cannot be served.
+    """
+    refuse_unservable(load_config(directory, trust_remote_code=trust_remote_code), directory)
+    identity = identify(directory, dtype, trust_remote_code=trust_remote_code)
+    return _load(directory, identity, identity.dtype, device, trust_remote_code=trust_remote_code)
+
+
+def target_directory(root: Path, digest: str) -> Path:
+    """Folder of the target with `digest` below `root`.
+
+    Raises:
+        TargetError: There is none, or it is a link to a folder that has gone.
+    """
+    place = root / short(digest)
+    if place.is_dir():
+        return place
+    found = "no such folder"
+    if place.is_symlink():
+        found = f"a link to {place.readlink()}, which has gone"
+    raise TargetError(
+        f"finding the target {digest} in {place}",
+        found=found,
+        expected="a snapshot of its checkpoint",
+        remedy="point target.source at that checkpoint and run `dvc repro resolve_target`",
+    )
+
+
+def load_by_digest(
+    root: Path,
+    digest: str,
+    *,
+    dtype: str | None = None,
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+) -> LoadedTarget:
+    """Load the target with `digest` from its snapshot, after checking that it is the one.
+
+    Args:
+        root: Folder of all snapshots.
+        digest: The identity's full digest.
+        dtype: None for the dtype that the identity names; another one for analysis only.
+        device: Where the model goes, in torch's words.
+        trust_remote_code: Whether Python files of the snapshot may be run.
+
+    Raises:
+        TargetError: There is no such snapshot, its files are another target's, or are damaged.
+    """
+    directory = target_directory(root, digest)
+    identity = held_identity(root, digest, trust_remote_code=trust_remote_code)
+    if identity is None:
+        raise TargetError(
+            f"loading the target {digest} from {directory}",
+            found="damaged files, or another target's: the snapshot or its source was changed",
+            expected=f"the files with digest {digest}",
+            remedy="point target.source at that checkpoint and run `dvc repro resolve_target`; "
+            "with target.snapshot: copy, overwriting a source does no harm",
+        )
+    chosen = identity.dtype if dtype is None else dtype
+    return _load(directory, identity, chosen, device, trust_remote_code=trust_remote_code)
+
+
+def _load(
+    directory: Path,
+    identity: TargetIdentity,
+    dtype: str,
+    device: str,
+    *,
+    trust_remote_code: bool,
+) -> LoadedTarget:
+    tokenizer = load_tokenizer(directory, trust_remote_code=trust_remote_code)
+    require_vocabulary(identity, tokenizer, directory)
+    model = load_model(directory, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    return LoadedTarget(model=model, tokenizer=tokenizer, identity=identity)

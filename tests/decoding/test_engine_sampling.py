@@ -1,0 +1,243 @@
+"""Sampled decoding follows the target's exact law, through the whole engine, and repeats itself."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from draftsmith.decoding import (
+    DraftModelProposer,
+    Engine,
+    NoProposer,
+    PromptLookupProposer,
+    Request,
+    SamplingParams,
+)
+from draftsmith.decoding import acceptance as rule_module
+from draftsmith.decoding.trace import accepted_fraction
+
+VOCAB = 8
+NUM_REQUESTS = 8000
+PROMPT = [6, 7, 7, 4, 7]
+TEMPERATURE, TOP_K, TOP_P = 0.7, 4, 0.9
+SIGNIFICANCE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def small(family):
+    """So few tokens that every continuation can be counted; the draft is far from the target."""
+    return family("llama", vocab_size=VOCAB, noise=0.3)
+
+
+@pytest.fixture(scope="module")
+def exact_law(small):
+    """Probabilities of all continuations, in float64 and by Transformers' own warpers."""
+    warpers = LogitsProcessorList(
+        [TemperatureLogitsWarper(TEMPERATURE), TopKLogitsWarper(TOP_K), TopPLogitsWarper(TOP_P)]
+    )
+    model = copy.deepcopy(small.reference).double()
+
+    @functools.cache
+    @torch.inference_mode()
+    def law(num_new: int) -> dict[tuple[int, ...], float]:
+        found = {(): 1.0}
+        for _ in range(num_new):
+            inputs = torch.tensor([[*PROMPT, *prefix] for prefix in found])
+            logits = model(inputs, use_cache=False).logits[:, -1]
+            rows = warpers(None, logits).softmax(-1).tolist()
+            found = {
+                (*prefix, token): mass * share
+                for (prefix, mass), row in zip(found.items(), rows, strict=True)
+                for token, share in enumerate(row)
+                if share > 0
+            }
+        return found
+
+    return law
+
+
+def trimmed(model) -> DraftModelProposer:
+    """A draft that knows five of the eight tokens."""
+    token_ids = torch.tensor([6, 1, 4, 0, 3])
+    draft = copy.deepcopy(model)
+    weight = draft.lm_head.weight[token_ids].clone()
+    draft.lm_head = nn.Linear(32, len(token_ids), bias=False)
+    draft.lm_head.weight = nn.Parameter(weight)
+    return DraftModelProposer(draft, token_ids)
+
+
+def build_proposer(kind: str, small):
+    match kind:
+        case "draft":
+            return DraftModelProposer(small.draft)
+        case "trimmed":
+            return trimmed(small.draft)
+        case "lookup":
+            return PromptLookupProposer()
+    return NoProposer()
+
+
+def sampled(small, kind: str, draft_length: int, num_new: int):
+    params = SamplingParams(
+        max_new_tokens=num_new, temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P
+    )
+    requests = [Request(str(i), PROMPT, params) for i in range(NUM_REQUESTS)]
+    proposer = build_proposer(kind, small)
+    engine = Engine(small.target, proposer, max_rows=2000, draft_length=draft_length)
+    return engine.generate(requests)
+
+
+def p_value(results, law: dict[tuple[int, ...], float]) -> float:
+    """Chi-square of the observed continuations against `law`, rare ones pooled."""
+    counts = Counter(tuple(result.token_ids) for result in results)
+    assert set(counts) <= set(law), "a continuation that the target cannot produce"
+    frequent = [tokens for tokens, mass in law.items() if mass * len(results) >= 5]
+    observed = [counts[tokens] for tokens in frequent]
+    expected = [law[tokens] * len(results) for tokens in frequent]
+    rest = len(results) - sum(expected)
+    if rest >= 5:
+        observed.append(len(results) - sum(observed))
+        expected.append(rest)
+    scale = sum(observed) / sum(expected)
+    return float(stats.chisquare(observed, [e * scale for e in expected]).pvalue)
+
+
+@pytest.mark.parametrize(
+    ("kind", "draft_length", "num_new"),
+    [
+        ("draft", 1, 2),
+        ("draft", 1, 3),
+        ("draft", 3, 3),
+        ("draft", 3, 4),
+        ("trimmed", 3, 3),
+        ("lookup", 3, 3),
+        ("none", 0, 3),
+    ],
+)
+def test_continuations_follow_the_targets_exact_law(small, exact_law, kind, draft_length, num_new):
+    results = sampled(small, kind, draft_length, num_new)
+    if kind != "none":
+        assert 0.1 < accepted_fraction([r.trace for r in results]) < 0.9
+    assert p_value(results, exact_law(num_new)) > SIGNIFICANCE
+
+
+def _target_as_residual(p, _q):
+    return p
+
+
+def _softmax_residual(p, q):
+    return (p - q).clamp(min=0).softmax(-1)
+
+
+@pytest.mark.parametrize("wrong", [_target_as_residual, _softmax_residual])
+def test_the_test_has_the_power_to_see_a_wrong_residual(small, exact_law, monkeypatch, wrong):
+    monkeypatch.setattr(rule_module, "residual", wrong)
+    results = sampled(small, "draft", 3, 3)
+    law = exact_law(3)
+    is_possible = {tuple(result.token_ids) for result in results} <= set(law)
+    assert not is_possible or p_value(results, law) < 1e-9
+
+
+def test_the_test_has_the_power_to_see_an_untruncated_law(small, exact_law):
+    params = SamplingParams(max_new_tokens=2, temperature=TEMPERATURE)
+    requests = [Request(str(i), PROMPT, params) for i in range(NUM_REQUESTS)]
+    results = Engine(small.target, NoProposer(), max_rows=2000, draft_length=0).generate(requests)
+    assert not {tuple(result.token_ids) for result in results} <= set(exact_law(2))
+
+
+# ------------------------------------------------------------------- neighbours, seeds, ids
+
+MIXED = [
+    SamplingParams(max_new_tokens=24, temperature=0.8),
+    SamplingParams(max_new_tokens=17),
+    SamplingParams(max_new_tokens=30, temperature=1.0, top_k=20, top_p=0.9),
+    SamplingParams(max_new_tokens=5, temperature=0.6, seed=7),
+    SamplingParams(max_new_tokens=24),
+]
+
+
+def mixed_requests(prompts: list[list[int]]) -> list[Request]:
+    return [
+        Request(f"request {i}", prompt, params)
+        for i, (prompt, params) in enumerate(zip(prompts, MIXED, strict=True))
+    ]
+
+
+def tokens_by_id(models, requests: list[Request], *, max_rows: int, draft_length: int):
+    proposer = DraftModelProposer(models.draft)
+    engine = Engine(models.target, proposer, max_rows=max_rows, draft_length=draft_length)
+    results = engine.generate(requests)
+    assert [r.request_id for r in results] == [r.request_id for r in requests]
+    return {r.request_id: r.token_ids for r in results}
+
+
+@pytest.mark.parametrize("draft_length", [0, 1, 4])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_a_result_does_not_depend_on_neighbours_or_order(
+    family, ragged_prompts, kind, draft_length
+):
+    models = family(kind)
+    requests = mixed_requests(ragged_prompts)
+    alone = {}
+    for request in requests:
+        alone |= tokens_by_id(models, [request], max_rows=1, draft_length=draft_length)
+    for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
+        permuted = [requests[i] for i in order]
+        for max_rows in (2, 5):
+            assert alone == tokens_by_id(
+                models, permuted, max_rows=max_rows, draft_length=draft_length
+            )
+
+
+def test_a_greedy_request_among_sampled_ones_stays_greedy(llama, continue_greedily, ragged_prompts):
+    found = tokens_by_id(llama, mixed_requests(ragged_prompts), max_rows=5, draft_length=3)
+    for index in (1, 4):
+        want = continue_greedily(
+            llama.reference, ragged_prompts[index], MIXED[index].max_new_tokens
+        )
+        assert found[f"request {index}"] == want
+
+
+def test_a_sampled_request_is_not_greedy(llama, continue_greedily):
+    prompt = [34, 48, 29]
+    params = SamplingParams(max_new_tokens=30, temperature=1.0)
+    found = tokens_by_id(llama, [Request("a", prompt, params)], max_rows=1, draft_length=3)
+    assert found["a"] != continue_greedily(llama.reference, prompt, 30)
+
+
+def test_seed_and_id_repeat_a_result_and_other_seeds_or_ids_change_it(llama):
+    def run(seed: int, name: str) -> tuple[int, ...]:
+        params = SamplingParams(max_new_tokens=20, temperature=1.0, seed=seed)
+        request = Request(name, [34, 48, 29], params)
+        return tuple(tokens_by_id(llama, [request], max_rows=1, draft_length=3)[name])
+
+    keys = list(itertools.product(range(3), ["a", "b", "c"]))
+    first = [run(*key) for key in keys]
+    assert first == [run(*key) for key in keys]
+    assert len(set(first)) == len(keys)
+
+
+def test_samples_of_one_prompt_in_one_batch_differ(llama):
+    params = SamplingParams(max_new_tokens=12, temperature=1.0)
+    requests = [Request(str(i), [34, 48, 29], params) for i in range(16)]
+    found = tokens_by_id(llama, requests, max_rows=16, draft_length=3)
+    assert len({tuple(tokens) for tokens in found.values()}) > 12
+
+
+def test_the_smallest_temperature_decodes_as_temperature_zero(llama, continue_greedily):
+    params = SamplingParams(max_new_tokens=20, temperature=1e-6)
+    found = tokens_by_id(llama, [Request("a", [34, 48, 29], params)], max_rows=1, draft_length=3)
+    assert found["a"] == continue_greedily(llama.reference, [34, 48, 29], 20)

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from draftsmith.decoding.request import SamplingParams
+from draftsmith.errors import DecodingError
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_new_tokens", 0),
+        ("max_new_tokens", -3),
+        ("temperature", -0.1),
+        ("temperature", 1e-40),  # logits / temperature would overflow
+        ("temperature", math.inf),
+        ("temperature", math.nan),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.01),
+        ("top_p", math.nan),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(name, value):
+    with pytest.raises(DecodingError, match=rf"{name}: found {value!r}; expected"):
+        SamplingParams(**{"max_new_tokens": 4, name: value})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"max_new_tokens": 1},
+        {"temperature": 0.0},
+        {"temperature": 1e-6},
+        {"top_k": 0},
+        {"top_k": 1 << 40},
+        {"top_p": 1.0},
+        {"top_p": 1e-9},
+    ],
+)
+def test_the_ends_of_the_ranges_are_allowed(values):
+    assert SamplingParams(**{"max_new_tokens": 4, **values}) is not None
+
+
+def test_unknown_parameters_are_refused_rather_than_ignored():
+    with pytest.raises(TypeError, match="repetition_penalty"):
+        SamplingParams(max_new_tokens=4, repetition_penalty=1.2)
+
+
+def test_defaults_are_greedy_and_untruncated():
+    params = SamplingParams(max_new_tokens=4)
+    assert (params.temperature, params.top_k, params.top_p) == (0.0, 0, 1.0)

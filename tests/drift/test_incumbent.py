@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from draftsmith.drift.comparison import Comparison
+from draftsmith.drift.incumbent import identity_changes, incumbent_report, judge
+from draftsmith.errors import EvidenceError
+
+
+def comparison(change, low, high, num_prompts=200):
+    return Comparison(0.5 + change, 0.5, change, low, high, 0.1, num_prompts)
+
+
+@pytest.mark.parametrize(
+    ("change", "low", "high", "num_prompts", "verdict"),
+    [
+        (0.000, -0.010, 0.010, 200, "matched"),
+        (0.050, 0.040, 0.060, 200, "matched"),
+        (-0.010, -0.015, -0.005, 200, "matched"),
+        (-0.015, -0.025, -0.005, 200, "drifted"),
+        (-0.030, -0.080, 0.020, 200, "drifted"),
+        (0.000, -0.030, 0.030, 200, "unknown"),
+        (-0.300, -0.310, -0.290, 49, "unknown"),
+        (0.000, -0.001, 0.001, 49, "unknown"),
+    ],
+)
+def test_the_verdict_follows_interval_margin_and_number(
+    config, change, low, high, num_prompts, verdict
+):
+    assert judge(comparison(change, low, high, num_prompts), config) == verdict
+
+
+def test_a_draft_that_lost_ten_points_has_drifted_and_the_reason_holds_the_numbers(
+    config, make_record, make_recorded
+):
+    report = incumbent_report(
+        make_recorded(0.5, seed=1),
+        make_record(0.4, seed=2),
+        changed=["weights"],
+        config=config,
+        seed=0,
+    )
+    assert report["verdict"] == "drifted"
+    for number in ("proposed", "reference"):
+        assert f"{report['pooled'][number]:.3f}" in report["reasons"][0]
+    assert report["pooled"]["change"] == pytest.approx(-0.1, abs=0.02)
+    assert set(report["by_temperature"]) == {"0.0", "0.7"}
+    assert report["num_prompts"] == 200
+    assert len(report["by_domain"]) == 6
+    json.dumps(report, allow_nan=False)
+
+
+def test_the_same_draft_measured_again_matches(config, make_record, make_recorded):
+    report = incumbent_report(
+        make_recorded(0.5, seed=1),
+        make_record(0.5, seed=2),
+        changed=["weights"],
+        config=config,
+        seed=0,
+    )
+    assert report["verdict"] == "matched"
+    assert report["changed"] == ["weights"]
+
+
+@pytest.mark.parametrize("component", ["tokenizer", "vocabulary"])
+def test_another_vocabulary_is_drift_by_definition_without_a_measurement(
+    config, make_recorded, component
+):
+    report = incumbent_report(
+        make_recorded(), None, changed=["weights", component], config=config, seed=0
+    )
+    assert report["verdict"] == "drifted"
+    assert report["pooled"] is None
+    assert component in report["reasons"][0]
+
+
+def test_no_incumbent_gives_none_and_a_missing_measurement_unknown(config, make_recorded):
+    assert incumbent_report(None, None, changed=[], config=config, seed=0)["verdict"] == "none"
+    report = incumbent_report(make_recorded(), None, changed=["weights"], config=config, seed=0)
+    assert report["verdict"] == "unknown"
+
+
+def test_few_or_no_common_prompts_are_unknown_not_a_crash(config, make_record, make_recorded):
+    few = incumbent_report(
+        make_recorded(0.5), make_record(0.1, num_prompts=20), changed=[], config=config, seed=0
+    )
+    assert few["verdict"] == "unknown"
+    assert "50" in few["reasons"][0]
+    strange = make_record(0.5)
+    for prompt in strange["prompts"]:
+        prompt["prompt_id"] += "-new"
+    none = incumbent_report(make_recorded(0.5), strange, changed=[], config=config, seed=0)
+    assert none["verdict"] == "unknown"
+
+
+def test_an_unmeasured_temperature_is_an_error_that_lists_the_measured_ones(
+    config, make_record, make_recorded
+):
+    record = make_record()
+    for prompt in record["prompts"]:
+        del prompt["alpha"]["0.0"]
+    with pytest.raises(EvidenceError, match=r"measurements at 0\.7"):
+        incumbent_report(make_recorded(), record, changed=[], config=config, seed=0)
+
+
+def test_identity_changes_name_exactly_the_components_that_differ():
+    old = {
+        "weights_digest": "a",
+        "config_digest": "b",
+        "tokenizer_digest": "c",
+        "chat_template_digest": None,
+        "generation_config_digest": "d",
+        "dtype": "bfloat16",
+        "vocab_size": 100,
+        "digest": "x",
+    }
+    new = old | {"weights_digest": "z", "chat_template_digest": "t", "digest": "y"}
+    assert identity_changes(old, new) == ["weights", "chat_template"]
+    assert identity_changes(old, old | {"digest": "y"}) == []

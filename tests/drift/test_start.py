@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from draftsmith.drift.start import StartConfig, start_report
+from draftsmith.errors import EvidenceError
+
+AUTO = StartConfig("auto")
+
+
+@pytest.fixture
+def incumbent(make_pair):
+    def make(verdict="matched", *, changed=("weights",), recipe="small", live_drift=False):
+        pair = make_pair("7", draft="d7", pair="p7", recipe=recipe, live_drift=live_drift)
+        return {"verdict": verdict, "incumbent": pair, "changed": list(changed)}
+
+    return make
+
+
+@pytest.fixture
+def start(config):
+    def run(incumbent, *, known=None, action="auto", recipes=("small",), on_match="reuse"):
+        return start_report(
+            recipes,
+            known=known or {},
+            incumbent=incumbent,
+            config=StartConfig(action),
+            drift=dataclasses.replace(config, on_match=on_match),
+        )["recipes"]
+
+    return run
+
+
+def test_a_known_pair_wins_over_a_matched_incumbent(start, incumbent, make_pair):
+    decision = start(incumbent(), known={"small": make_pair("3", pair="p3")})["small"]
+    assert decision["action"] == "known"
+    assert (decision["source_pair_digest"], decision["source_version"]) == ("p3", "3")
+
+
+def test_a_live_drift_tag_rules_a_known_pair_out_and_asks_for_something_new(
+    start, incumbent, make_pair
+):
+    known = {"small": make_pair("3", pair="p3", live_drift=True)}
+    decision = start(incumbent(), known=known)["small"]
+    assert decision["action"] == "retrain"
+    assert "seed" in decision["reason"]
+
+
+def test_a_matched_incumbent_is_reused(start, incumbent):
+    decision = start(incumbent())["small"]
+    assert (decision["action"], decision["source_pair_digest"]) == ("reuse", "p7")
+
+
+@pytest.mark.parametrize("verdict", ["drifted", "unknown"])
+def test_any_other_verdict_retrains(start, incumbent, verdict):
+    decision = start(incumbent(verdict))["small"]
+    assert (decision["action"], decision["source_pair_digest"]) == ("retrain", None)
+
+
+def test_an_incumbent_of_another_recipe_or_with_live_drift_is_not_reused(start, incumbent):
+    assert start(incumbent(recipe="other"))["small"]["action"] == "retrain"
+    assert start(incumbent(live_drift=True))["small"]["action"] == "retrain"
+    assert start(incumbent(), on_match="retrain")["small"]["action"] == "retrain"
+
+
+def test_without_an_incumbent_everything_is_trained(start):
+    none = {"verdict": "none", "incumbent": None, "changed": []}
+    for report in (None, none):
+        decisions = start(report, recipes=("small", "large"))
+        assert {decision["action"] for decision in decisions.values()} == {"retrain"}
+
+
+def test_retrain_overrules_known_and_matched(start, incumbent, make_pair):
+    known = {"small": make_pair("3")}
+    assert start(incumbent(), known=known, action="retrain")["small"]["action"] == "retrain"
+
+
+def test_reuse_overrules_a_drifted_verdict(start, incumbent):
+    decision = start(incumbent("drifted"), action="reuse")["small"]
+    assert (decision["action"], decision["source_version"]) == ("reuse", "7")
+
+
+def test_reuse_without_a_usable_draft_is_an_error(start, incumbent):
+    with pytest.raises(EvidenceError, match="no promoted pair"):
+        start(None, action="reuse")
+    with pytest.raises(EvidenceError, match="recipe other"):
+        start(incumbent(recipe="other"), action="reuse")
+    with pytest.raises(EvidenceError, match="tokenizer"):
+        start(incumbent("drifted", changed=["tokenizer"]), action="reuse")
+
+
+def test_no_reason_holds_a_measured_number_so_that_measuring_again_retrains_nothing(
+    start, incumbent, make_pair
+):
+    for verdict in ("matched", "drifted", "unknown"):
+        for known in ({}, {"small": make_pair("3")}, {"small": make_pair("3", live_drift=True)}):
+            reason = start(incumbent(verdict), known=known)["small"]["reason"]
+            assert not re.search(r"\d\.\d", reason)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from draftsmith.drift.settings import DriftConfig
+from draftsmith.drift.verdict import drift_report
+from draftsmith.errors import ConfigError
+
+
+def report_of(proposed, config, **pairs):
+    names = ("champion", "predecessor", "incumbent")
+    return drift_report(
+        proposed, **{name: pairs.get(name) for name in names}, config=config, seed=0
+    )
+
+
+def test_a_first_pair_has_no_reference(config, make_record):
+    report = report_of(make_record(), config)
+    assert report["verdict"] == "no_reference"
+    assert report["reference"] == {"kind": "none", "pair_digest": None, "version": None}
+
+
+def test_a_new_draft_is_held_against_the_champion(config, make_record, make_recorded):
+    champion = make_recorded(0.5, seed=1, version="4", draft="d0", pair="p0")
+    worse, equal = (make_record(mean, seed=2, draft="d1", pair="p1") for mean in (0.4, 0.5))
+    blocked, passed = (report_of(record, config, champion=champion) for record in (worse, equal))
+    assert (blocked["verdict"], passed["verdict"]) == ("drifted", "pass")
+    assert blocked["reference"] == {"kind": "champion", "pair_digest": "p0", "version": "4"}
+    assert f"{blocked['pooled']['low']:+.3f}" in blocked["reasons"][0]
+    json.dumps(blocked, allow_nan=False)
+
+
+def test_a_reused_draft_is_held_against_its_own_record_even_with_a_champion(
+    config, make_record, make_recorded
+):
+    incumbent = make_recorded(0.5, seed=1, version="2", draft="d1", pair="p0")
+    champion = make_recorded(0.2, seed=3, version="3", draft="d9", pair="p9")
+    proposed = make_record(0.4, seed=2, draft="d1", pair="p1")
+    report = report_of(proposed, config, champion=champion, incumbent=incumbent)
+    assert report["reference"]["kind"] == "own_record"
+    assert report["verdict"] == "drifted"
+
+
+def test_a_promotion_does_not_change_the_verdict(config, make_record, make_recorded):
+    old = make_recorded(0.5, seed=1, version="1", draft="d0", pair="p0")
+    proposed = make_record(0.51, seed=2, draft="d1", pair="p1")
+    new = make_recorded(0.51, seed=2, version="2", draft="d1", pair="p1")
+    before = report_of(proposed, config, champion=old)
+    after = report_of(proposed, config, champion=new, predecessor=old)
+    assert after["reference"]["kind"] == "predecessor"
+    assert (before["verdict"], before["pooled"]) == (after["verdict"], after["pooled"])
+
+
+def test_a_champion_that_is_this_pair_and_had_no_predecessor_is_no_reference(
+    config, make_record, make_recorded
+):
+    champion = make_recorded(0.5, draft="d1", pair="p1")
+    report = report_of(make_record(draft="d1", pair="p1"), config, champion=champion)
+    assert report["verdict"] == "no_reference"
+
+
+def test_a_live_drift_tag_of_the_same_draft_is_drift_whatever_the_numbers_say(
+    config, make_record, make_recorded
+):
+    proposed = make_record(0.6, seed=2, draft="d1", pair="p1")
+    tagged = make_recorded(0.5, seed=1, version="3", draft="d1", pair="p1", live_drift=True)
+    report = report_of(proposed, config, champion=tagged)
+    assert (report["verdict"], report["live_drift"]) == ("drifted", True)
+    assert "Version 3" in report["reasons"][0]
+    other = make_recorded(0.5, seed=1, draft="d0", pair="p0", live_drift=True)
+    assert report_of(proposed, config, champion=other)["verdict"] == "pass"
+
+
+def test_too_few_common_prompts_are_unknown(config, make_record, make_recorded):
+    champion = make_recorded(0.5, draft="d0", pair="p0")
+    report = report_of(make_record(0.5, num_prompts=20), config, champion=champion)
+    assert report["verdict"] == "unknown"
+    strange = make_record(0.5)
+    for prompt in strange["prompts"]:
+        prompt["prompt_id"] += "-new"
+    report = report_of(strange, config, champion=champion)
+    assert (report["verdict"], report["pooled"]) == ("unknown", None)
+
+
+def test_a_fallen_domain_is_named_with_its_numbers(config, make_record, make_recorded):
+    champion = make_recorded(0.5, seed=1, draft="d0", pair="p0")
+    proposed = make_record(0.53, seed=2)
+    for prompt in proposed["prompts"]:
+        if prompt["domain"] == "maths":
+            prompt["alpha"]["0.0"] -= 0.15
+    report = report_of(proposed, config, champion=champion)
+    assert [name for name, entry in report["by_domain"].items() if entry["flag"]] == ["maths"]
+    sentence = next(reason for reason in report["reasons"] if "maths" in reason)
+    assert f"{-report['by_domain']['maths']['change']:.3f}" in sentence
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"margin": 0.0}, {"margin": 2.0}, {"confidence": 1.0}, {"min_prompts": 1}]
+)
+def test_settings_under_which_every_verdict_is_meaningless_are_refused(wrong):
+    usual = {"margin": 0.02, "confidence": 0.95, "temperature": 0.0, "min_prompts": 50}
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        DriftConfig(**(usual | wrong), on_match="reuse")

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+from mlflow import MlflowClient
+
+from draftsmith.errors import RegistryError
+from tests.registry.small_pairs import CONFIG, digest, start_child
+
+
+def always(_):
+    return True
+
+
+def client_of(root):
+    client = MlflowClient(f"sqlite:///{root}/mlflow.db")
+    return client, client.get_experiment_by_name(CONFIG.experiment).experiment_id
+
+
+def moves(root):
+    client, experiment = client_of(root)
+    runs = client.search_runs([experiment], "tags.sequence != ''")
+    runs = sorted(runs, key=lambda run: int(run.data.tags["sequence"]))
+    return [
+        (
+            run.data.tags["kind"],
+            run.data.tags["predecessor"] or None,
+            run.data.tags["version"],
+            run.info.status,
+        )
+        for run in runs
+    ]
+
+
+def promote(store, *versions):
+    for version in versions:
+        store.promote(version, ["all checks passed"])
+
+
+def test_a_promotion_moves_the_alias_and_is_recorded(root, stocked):
+    assert stocked.promote("1", ["all checks passed"]) is None
+    assert stocked.champion().version == "1"
+    assert stocked.predecessor() is None
+    assert stocked.promote("2", ["faster"]) == "1"
+    assert stocked.champion().version == "2"
+    assert stocked.predecessor().version == "1"
+    assert moves(root) == [
+        ("promotion", None, "1", "FINISHED"),
+        ("promotion", "1", "2", "FINISHED"),
+    ]
+
+
+def test_promoting_the_champion_again_changes_nothing(root, stocked):
+    promote(stocked, "1", "2")
+    assert stocked.promote("2", ["again"]) == "1"
+    assert len(moves(root)) == 2
+
+
+def test_going_back_to_an_older_pair_is_a_promotion_of_its_own(root, stocked):
+    promote(stocked, "1", "2", "1")
+    assert stocked.champion().version == "1"
+    assert stocked.predecessor().version == "2"
+    assert len(moves(root)) == 3
+
+
+def test_a_version_that_does_not_exist_is_not_promoted(root, stocked):
+    promote(stocked, "1")
+    with pytest.raises(RegistryError, match="resolving 9"):
+        stocked.promote("9", [])
+    assert stocked.champion().version == "1"
+    assert len(moves(root)) == 1
+
+
+def test_a_version_in_quarantine_is_not_promoted(stocked):
+    stocked.quarantine("1", "slow")
+    stocked.quarantine("1", "another reason")
+    with pytest.raises(RegistryError, match="quarantine: slow"):
+        stocked.promote("1", [])
+    assert stocked.champion() is None
+
+
+def test_a_promotion_killed_before_the_alias_never_happened(root, store):
+    killed = start_child(root, "set_registered_model_alias")
+    killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert store.champion() is None
+    assert store.incumbent(digest("other")) is None
+    store.promote("1", ["rerun"])
+    assert moves(root) == [
+        ("promotion", None, "1", "KILLED"),
+        ("promotion", None, "1", "FINISHED"),
+    ]
+
+
+def test_a_promotion_killed_after_the_alias_is_completed(root, stocked):
+    """The second record is left as by a process that dies before it could finish it."""
+    promote(stocked, "1", "2")
+    client, experiment = client_of(root)
+    (run,) = client.search_runs([experiment], "tags.sequence = '2'")
+    client.update_run(run.info.run_id, status="RUNNING")
+    assert stocked.predecessor().version == "1"
+    assert stocked.promote("2", ["rerun"]) == "1"
+    assert moves(root)[-1] == ("promotion", "1", "2", "FINISHED")
+
+
+def test_an_alias_that_another_writer_takes_is_noticed(stocked):
+    original = MlflowClient.set_registered_model_alias
+
+    def contended(client, name, alias, version):
+        original(client, name, alias, version)
+        original(client, name, alias, "4")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MlflowClient, "set_registered_model_alias", contended)
+        with pytest.raises(RegistryError, match="version 4 after the move"):
+            stocked.promote("1", [])
+
+
+def test_the_challenger_is_what_was_set_last(stocked):
+    stocked.set_challenger("1")
+    stocked.set_challenger("3")
+    assert stocked.challenger().version == "3"
+    assert stocked.champion() is None
+
+
+def test_the_incumbent_is_the_newest_promoted_pair_of_another_target(stocked):
+    promote(stocked, "1")
+    assert stocked.incumbent(digest("t1")) is None
+    assert stocked.incumbent(digest("t2")).version == "1"
+    promote(stocked, "2")
+    assert stocked.incumbent(digest("t2")).version == "1"
+    assert stocked.incumbent(digest("t1")).version == "2"
+    assert stocked.incumbent(digest("t3")).version == "2"
+    stocked.quarantine("2", "slow")
+    assert stocked.incumbent(digest("t3")).version == "1"
+
+
+def test_a_rollback_moves_back_and_bars_the_bad_version(root, stocked):
+    promote(stocked, "1", "2")
+    assert stocked.rollback(reason="slow", is_reachable=always).version == "1"
+    assert stocked.champion().version == "1"
+    assert stocked.resolve("2").quarantine == "slow"
+    assert moves(root)[-1] == ("rollback", "2", "1", "FINISHED")
+    with pytest.raises(RegistryError, match="quarantine: slow"):
+        promote(stocked, "2")
+    assert stocked.predecessor() is None
+
+
+def test_a_rollback_quarantines_before_it_moves(root, stocked):
+    promote(stocked, "1", "2")
+    killed = start_child(root, "set_registered_model_alias", action="rollback")
+    killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert stocked.champion().version == "2"
+    assert stocked.resolve("2").quarantine == "slow"
+    assert stocked.rollback(reason="again", is_reachable=always).version == "1"
+    assert stocked.resolve("2").quarantine == "slow"
+
+
+def test_a_rollback_skips_what_cannot_be_served(stocked):
+    promote(stocked, "1", "2", "3", "4")
+    stocked.quarantine("3", "bad")
+    chosen = stocked.rollback(reason="slow", is_reachable=lambda item: item.pair.version == "1")
+    assert chosen.version == "1"
+
+
+def test_a_rollback_goes_to_the_version_that_is_named(stocked):
+    promote(stocked, "1", "2", "3")
+    assert stocked.rollback("1", reason="slow", is_reachable=always).version == "1"
+    assert stocked.rollback("2", reason="slow too", is_reachable=always).version == "2"
+    assert stocked.resolve("1").quarantine == "slow too"
+
+
+def test_rollbacks_go_further_back_each_time(stocked):
+    promote(stocked, "1", "2", "3")
+    assert stocked.rollback(reason="slow", is_reachable=always).version == "2"
+    assert stocked.rollback(reason="slow", is_reachable=always).version == "1"
+    with pytest.raises(RegistryError, match="no other version"):
+        stocked.rollback(reason="slow", is_reachable=always)
+
+
+def test_a_rollback_with_nowhere_to_go_changes_nothing(root, stocked):
+    with pytest.raises(RegistryError, match="no champion"):
+        stocked.rollback(reason="slow", is_reachable=always)
+    promote(stocked, "1")
+    for to in (None, "1", "2", "9"):
+        with pytest.raises(RegistryError, match="rolling back version 1"):
+            stocked.rollback(to, reason="slow", is_reachable=always)
+    assert stocked.champion().version == "1"
+    assert stocked.resolve("1").quarantine is None
+    assert len(moves(root)) == 1
+
+
+def test_a_rollback_names_the_target_that_cannot_be_reached(stocked):
+    promote(stocked, "1", "2")
+    with pytest.raises(RegistryError, match=f"target .{digest('t1')[:16]}. that cannot be reached"):
+        stocked.rollback(reason="slow", is_reachable=lambda item: False)
+    assert stocked.champion().version == "2"
+    assert stocked.resolve("2").quarantine is None

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import pytest
+
+from draftsmith.report.inputs import ReportInputs
+from draftsmith.report.page import render_page
+
+DOMAINS = ("chat", "code", "extraction", "maths", "summarisation", "translation")
+
+
+def estimate(mean, width=0.02, num_prompts=200):
+    return {"mean": mean, "low": mean - width, "high": mean + width, "num_prompts": num_prompts}
+
+
+def by_temperature(mean, step):
+    return {
+        key: estimate(mean + shift)
+        | {
+            "by_domain": {
+                name: estimate(mean + shift + step * (index - 2.5), 0.05, 33)
+                for index, name in enumerate(DOMAINS)
+            }
+        }
+        for key, shift in (("0.0", 0.0), ("0.7", 0.05))
+    }
+
+
+def comparison(change):
+    return {
+        "proposed": 0.4123 + change,
+        "reference": 0.4123,
+        "change": change,
+        "low": change - 0.0111,
+        "high": change + 0.0111,
+        "effect_size": -0.31,
+        "num_prompts": 197,
+    }
+
+
+def compared(change):
+    return {
+        "pooled": comparison(change),
+        "by_domain": {
+            name: comparison(change + 0.01 * index)
+            | {"p_adjusted": 0.0123, "flag": index == 0, "shrunken_change": change}
+            for index, name in enumerate(DOMAINS)
+        },
+    }
+
+
+def check(name, verdict="pass", severity="block", remedy=""):
+    return {
+        "name": name,
+        "severity": severity,
+        "measured": 1.2345,
+        "low": 1.1234,
+        "high": 1.3456,
+        "requirement": f"requirement of {name}",
+        "verdict": verdict,
+        "remedy": remedy,
+        "detail": f"Detail of {name} with its numbers.",
+    }
+
+
+def record(mean):
+    return {
+        "recipe": "small",
+        "family": "student",
+        "draft_digest": "b" * 64,
+        "pair_digest": "c" * 64,
+        "alpha": by_temperature(mean, 0.02),
+        "tau": by_temperature(1.71, 0.05),
+        "survival": {"0.0": [0.41, 0.17, 0.07], "0.7": [0.46, 0.21, 0.1]},
+        "position_counts": {"0.0": [12345, 12001, 11876], "0.7": [9001, 8900, 8800]},
+        "conditional_acceptance": {"0.0": [0.41, 0.4146, None], "0.7": [0.46, 0.45, 0.48]},
+        "accepted_fraction": {"0.0": 0.22, "0.7": 0.26},
+        "vocabulary_coverage": 0.9871,
+        "prompts": [],
+        "losslessness": {
+            "holds": True,
+            "fp32": {"num_prompts": 8, "num_identical": 8, "num_tokens": 517, "holds": True},
+            "bf16": {
+                "num_prompts": 8,
+                "num_identical": 7,
+                "tolerance": 0.1875,
+                "divergences": [{"prompt_id": "prompt-31", "position": 17, "gap": 0.0625}],
+                "holds": True,
+            },
+            "control": {"detected": True, "num_identical": 0, "num_prompts": 8},
+        },
+    }
+
+
+def benchmark():
+    return {
+        "recipe": "small",
+        "draft_digest": "b" * 64,
+        "pair_digest": "c" * 64,
+        "draft_length": 2,
+        "temperature": 0.0,
+        "speedup": estimate(1.274, 0.05, 24),
+        "arms": {
+            "gamma_0": {"tokens_per_s": 21.43},
+            "speculative": {"tokens_per_s": 27.32},
+            "transformers_generate": {"tokens_per_s": 21.71},
+            "transformers_assisted": {"tokens_per_s": 19.87, "draft_length": 3},
+        },
+        "ratios": {
+            "engine_vs_generate": estimate(0.987, 0.01, 24),
+            "speculative_vs_generate": estimate(1.258, 0.05, 24),
+            "speculative_vs_assisted": estimate(1.375, 0.06, 24),
+        },
+        "calibration": [
+            {"draft_length": n, "tokens_per_s": 21.4 * s, "speedup": s}
+            for n, s in ((1, 1.19), (2, 1.28), (3, 1.22), (4, 1.09), (5, 0.97))
+        ],
+        "batch": [
+            {
+                "batch_size": n,
+                "draft_length": g,
+                "tokens_per_s": 27.3 * n,
+                "baseline_tokens_per_s": 21.4 * n,
+                "speedup": s,
+            }
+            for n, g, s in ((1, 2, 1.27), (4, 2, 1.11), (16, 1, 0.93))
+        ],
+        "cost": {
+            "target_step_ms": 46.71,
+            "draft_step_ms": 7.93,
+            "verify_ms": {"1": 46.71, "2": 51.02, "3": 55.48},
+            "cost_ratio": 0.1698,
+        },
+        "predicted_speedup": 1.3062,
+        "tau": 1.7123,
+    }
+
+
+def build_reports():
+    failed = check("speedup", "fail", remedy="Try a smaller draft.")
+    return {
+        "decision": {
+            "schema": 1,
+            "verdict": "block",
+            "name": "demo-pair",
+            "version": "12",
+            "pair_digest": "c" * 64,
+            "checks": [
+                check("losslessness"),
+                failed,
+                check("engine_ratio", "fail", "warn", remedy="Check the threads."),
+                check("drift", "skip") | {"measured": None, "low": None, "high": None},
+            ],
+            "reasons": [failed["detail"], "A second reason, 0.0421 short."],
+        },
+        "registration": {
+            "name": "demo-pair",
+            "version": "12",
+            "pair_digest": "c" * 64,
+            "recipe": "small",
+            "losers": {"large": "its measured speedup was lower"},
+        },
+        "evaluation": {
+            "target_digest": "a" * 64,
+            "recipes": {"small": record(0.4123)},
+            "provenance": {"git_revision": "abc123", "packages": {"torch": "2.13.0"}, "seed": None},
+        },
+        "benchmark": {
+            "target_digest": "a" * 64,
+            "device": {"kind": "cpu", "name": "Some Processor @ 2 GHz", "threads": 2},
+            "recipes": {"small": benchmark()},
+            "provenance": {"git_revision": "abc123"},
+        },
+        "drift": {
+            "verdict": "drifted",
+            "reasons": ["Drift reason one.", "Drift reason two."],
+            "reference": {"kind": "champion", "pair_digest": "d" * 64, "version": "11"},
+            "pair_digest": "c" * 64,
+            "draft_digest": "b" * 64,
+            "temperature": "0.0",
+            "margin": 0.02,
+            "live_drift": False,
+        }
+        | compared(-0.0321),
+        "target": {"digest": "a" * 64, "num_parameters": 134515008, "model_type": "llama"},
+        "champion": {"name": "demo-pair", "version": "11", "pair_digest": "d" * 64},
+        "champion_record": record(0.4444),
+        "incumbent": {
+            "verdict": "drifted",
+            "reasons": ["Incumbent reason."],
+            "changed": ["weights", "chat_template"],
+            "incumbent": {"version": "10", "draft_digest": "e" * 64},
+        }
+        | compared(-0.1234),
+        "manifest": {"family": "student", "training": {"steps": 900, "loss": "forward_kl"}},
+    }
+
+
+@pytest.fixture
+def reports():
+    return build_reports()
+
+
+@pytest.fixture(scope="session")
+def page():
+    """The page of the unchanged reports, rendered once."""
+    return render_page(ReportInputs(**build_reports()))
+
+
+@pytest.fixture
+def inputs(reports):
+    return ReportInputs(**reports)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import html
+import re
+
+import matplotlib as mpl
+import pytest
+
+from draftsmith.errors import ArtifactError
+from draftsmith.report import figures
+
+
+@pytest.fixture
+def charts(inputs):
+    return {
+        "alpha": figures.alpha_by_domain(inputs.evaluated, "0.0", champion=inputs.champion_record),
+        "survival": figures.survival_by_position(inputs.evaluated),
+        "calibration": figures.speedup_by_draft_length(inputs.benchmarked),
+        "batch": figures.speedup_by_batch_size(inputs.benchmarked),
+    }
+
+
+def test_bars_and_intervals_are_those_of_the_record(inputs, charts):
+    (axes,) = charts["alpha"].axes
+    domains = inputs.evaluated["alpha"]["0.0"]["by_domain"]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    widths = [bar.get_width() for bar in axes.patches]
+    assert dict(zip(labels, widths, strict=True)) == pytest.approx(
+        {name: estimate["mean"] for name, estimate in domains.items()}
+    )
+
+
+def test_the_champion_stands_beside_its_domain_only_where_it_was_measured(inputs):
+    champion = {"alpha": {"0.0": {"by_domain": {"maths": {"mean": 0.3, "low": 0.2, "high": 0.4}}}}}
+    figure = figures.alpha_by_domain(inputs.evaluated, "0.0", champion=champion)
+    assert "champion" in figures.inline_svg(figure, "a", description="x")
+    elsewhere = figures.alpha_by_domain(inputs.evaluated, "0.7", champion=champion)
+    assert "champion" not in figures.inline_svg(elsewhere, "a", description="x")
+
+
+def test_speedups_show_where_they_break_even(charts):
+    for name in ("calibration", "batch"):
+        (axes,) = charts[name].axes
+        lines = [line for line in axes.lines if line.get_label() == "break-even"]
+        assert [list(line.get_ydata()) for line in lines] == [[1.0, 1.0]]
+
+
+def test_slower_batches_differ_by_more_than_colour(charts):
+    hatches = [bar.get_hatch() for bar in charts["batch"].axes[0].patches]
+    assert hatches == [None, None, "//"]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_files_are_the_same_bytes_for_the_same_numbers(inputs, tmp_path, suffix):
+    written = []
+    for name in ("first", "second"):
+        path = tmp_path / "plots" / f"{name}{suffix}"
+        figures.write_figure(figures.survival_by_position(inputs.evaluated), path)
+        written.append(path.read_bytes())
+    assert written[0] == written[1]
+    assert len(written[0]) > 1000
+
+
+def test_inline_ink_follows_the_page_and_ids_carry_the_name(charts):
+    text = figures.inline_svg(charts["survival"], "chart-1", description="Survival")
+    assert text.startswith('<svg role="img" aria-label="Survival"')
+    assert "currentColor" in text
+    assert "#1b1f24" not in text
+    assert 'id="chart-1-' in text
+
+
+def test_every_word_of_an_inline_chart_has_the_ink_of_the_page(charts):
+    for name, chart in charts.items():
+        texts = re.findall(r"<text[^>]*>", figures.inline_svg(chart, name, description="x"))
+        assert texts
+        assert all("currentColor" in text for text in texts)
+
+
+def test_a_domain_name_is_never_read_as_a_formula_or_markup(inputs):
+    names = [r"$\nothing$", "<b>&", "a_b"]
+    record = {
+        "alpha": {
+            "0.0": {"by_domain": {name: {"mean": 0.3, "low": 0.2, "high": 0.4} for name in names}}
+        }
+    }
+    text = figures.inline_svg(figures.alpha_by_domain(record, "0.0"), "a", description="x")
+    for name in names:
+        assert f">{html.escape(name)}</text>" in text
+
+
+def test_drawing_leaves_global_settings_alone(inputs):
+    before = dict(mpl.rcParams)
+    figures.inline_svg(figures.survival_by_position(inputs.evaluated), "a", description="x")
+    assert dict(mpl.rcParams) == before
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(charts, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtifactError, match="writing"):
+        figures.write_figure(charts["batch"], tmp_path / "file" / "batch.png")

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from draftsmith.report import tables
+
+
+def test_missing_values_are_a_dash_in_every_format():
+    formats = (
+        tables.number, tables.count, tables.signed, tables.percent, tables.times, tables.interval,
+        tables.change, tables.digest,
+    )  # fmt: skip
+    assert {function(None) for function in formats} == {tables.MISSING}
+
+
+def test_numbers_read_as_people_write_them():
+    assert tables.number(1234.5678, 1) == "1,234.6"
+    assert tables.number("7/8 identical") == "7/8 identical"
+    assert tables.count(134515008) == "134,515,008"
+    assert tables.signed(0.02) == "+0.020"
+    assert tables.percent(0.9871) == "98.7 %"
+    assert tables.times(1.274) == "1.27×"
+    assert tables.interval({"mean": 0.5, "low": 0.4, "high": 0.6}) == "0.500 (0.400 to 0.600)"
+
+
+def test_nested_facts_become_dotted_rows():
+    rows = dict(tables.facts({"a": {"b": 1, "c": None}, "d": [1, 2]}))
+    assert rows == {"a.b": "1", "a.c": tables.MISSING, "d": "1, 2"}

@@ -1,0 +1,154 @@
+"""The command line on a real registry with a tiny pair."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from draftsmith.artifacts import write_json, write_text
+from draftsmith.cli import app
+from draftsmith.registry.mlflow_store import PairStore
+from tests.registry.small_pairs import CONFIG, SOURCE, TAGS, make_files, make_record
+from tests.registry.tiny_models import save_draft_for, save_target
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SECTION = "registry:\n  name: demo\n  experiment: draftsmith\n  include_target: false\n"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """Two promoted pairs: version 1 of a tiny target, version 2 of one that cannot be loaded."""
+    root = tmp_path_factory.mktemp("project")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+        write_text(root / "build" / "config.yaml", SECTION)
+        save_target(root / "target")
+        record = save_draft_for(root / "target", root / "draft")
+        store = PairStore(root, CONFIG)
+        arguments = {"evidence": {}, "tags": TAGS}
+        store.register(record, root / "draft", target_source=str(root / "target"), **arguments)
+        draft_dir, _ = make_files(root / "files")
+        store.register(make_record(), draft_dir, target_source=SOURCE, **arguments)
+        store.promote("1", ["first"])
+        store.promote("2", ["faster"])
+        store.set_challenger("2")
+        write_json(root / "build" / "target.json", dict(record.target))
+        decision = {"verdict": "block", "version": "2", "reasons": ["alpha fell by 0.10"]}
+        write_json(root / "reports" / "decision.json", decision)
+        yield root
+
+
+def run(*arguments, root):
+    return CliRunner().invoke(app, [*arguments, "--root", str(root)])
+
+
+def run_json(*arguments, root):
+    done = run(*arguments, "--json", root=root)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_status_shows_target_champion_challenger_decision_and_evidence(project):
+    data = run_json("status", root=project)
+    assert data["champion"]["version"] == data["challenger"]["version"] == "2"
+    assert data["champion"]["tags"]["speedup"] == TAGS["speedup"]
+    assert data["decision"]["reasons"] == ["alpha fell by 0.10"]
+    assert not data["champion_is_for_target"]
+    text = run("status", root=project).stdout
+    for words in ("llama", "version 2", "1.2000", "alpha fell by 0.10", "another target"):
+        assert words in text
+
+
+def test_pairs_lists_every_version_with_its_tags(project):
+    data = run_json("pairs", root=project)
+    assert [item["version"] for item in data] == ["1", "2"]
+    assert data[1]["aliases"] == ["challenger", "champion"]
+    assert data[0]["tags"]["alpha"] == TAGS["alpha"]
+    assert "@champion" in run("pairs", root=project).stdout
+
+
+def test_generate_prints_the_text_tau_and_speed(project):
+    arguments = ("generate", "models:/demo/1", "hello", "--max-new-tokens", "8")
+    data = run_json(*arguments, root=project)
+    assert 1 <= len(data["token_ids"]) <= 8
+    assert data["block_efficiency"] >= 1
+    text = run(*arguments, root=project).stdout
+    assert data["text"] in text
+    assert f"tau {data['block_efficiency']:.2f}" in text
+    assert "tokens/s" in text
+
+
+def test_rollback_quarantines_and_moves_back_to_a_target_at_hand(project):
+    data = run_json("rollback", "--reason", "slow", root=project)
+    assert data["quarantined"] == "2"
+    assert data["champion"]["version"] == "1"
+    assert run_json("pairs", root=project)[1]["quarantine"] == "slow"
+    assert run_json("status", root=project)["champion_is_for_target"]
+    assert "slow" in run("pairs", root=project).stdout
+    again = run("rollback", root=project)
+    assert again.exit_code == 2
+    assert "no other version" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generate", "models:/demo/9", "hello"), "resolving 9"),
+        (("generate", "demo", "hello"), "pair.json"),
+        (("generate", "models:/demo/1", "hello", "--temperature", "-1"), "temperature"),
+        (("rollback", "--to", "7"), "rolling back"),
+    ],
+)
+def test_an_error_is_one_message_and_exit_code_2(project, arguments, message):
+    done = run(*arguments, "--json", root=project)
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_project_before_its_first_run_says_what_to_do(tmp_path):
+    done = run("status", root=tmp_path)
+    assert done.exit_code == 2
+    assert "build/config.yaml" in done.stderr
+
+
+def test_an_empty_registry_is_no_error(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    write_text(tmp_path / "build" / "config.yaml", SECTION)
+    assert run_json("pairs", root=tmp_path) == []
+    assert "dvc repro" in run("pairs", root=tmp_path).stdout
+    data = run_json("status", root=tmp_path)
+    assert data["champion"] is data["challenger"] is data["target"] is data["decision"] is None
+    assert "none" in run("status", root=tmp_path).stdout
+
+
+def test_standard_output_is_pure_json_in_a_process_of_its_own(project):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "draftsmith.cli", "status", "--root", str(project), "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["name"] == "demo"
+
+
+def test_help_needs_neither_torch_nor_mlflow():
+    code = (
+        "import sys, draftsmith.cli; "
+        "sys.exit(len({'torch', 'mlflow', 'transformers'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert done.returncode == 0

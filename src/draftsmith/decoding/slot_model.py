@@ -97,6 +97,8 @@ class SlotModel:
             `[rows, width or keep, vocab]` in the model's dtype.
         """
         assert self.cache is not None, "reserve() comes first"
+        # A configuration object shared with another model would switch this one too, and packed masks fit no other attention.
+        assert self.config._attn_implementation == attention.NAME, "attention was switched"
         positions = positions.clamp(max=self.max_positions - 1)
         num_slots = min(-(-span // _SLOT_ROUNDING) * _SLOT_ROUNDING, self.cache.slots)
         self.cache.begin(positions, first_row=first_row, num_slots=num_slots)

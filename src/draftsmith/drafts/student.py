@@ -84,8 +84,9 @@ def empty_student(
     token_ids: Tensor | None,
 ) -> PreTrainedModel:
     """A student with the target's embedding and head in place and everything else uninitialised by the target."""
+    own_config = copy.deepcopy(config)  # from_config writes into the object it is given
     student: PreTrainedModel = AutoModelForCausalLM.from_config(
-        config, dtype=target.dtype, attn_implementation="sdpa"
+        own_config, dtype=target.dtype, attn_implementation="sdpa"
     )
     student.set_input_embeddings(target.get_input_embeddings())
     student.set_output_embeddings(_head(target, token_ids))

@@ -5,7 +5,6 @@ import sys
 from draftsmith.artifacts import atomic_directory, read_json, short
 from draftsmith.config import load_section
 from draftsmith.console import Progress, run_stage
-from draftsmith.corpus.chat import make_chat
 from draftsmith.corpus.dataset import SPLITS, read_facts, read_split
 from draftsmith.distillation.run import Distillation
 from draftsmith.distillation.settings import DistillConfig
@@ -17,23 +16,20 @@ from pipeline import CHAMPIONS, CONFIG, CORPUS, DRAFTS, PARTIAL, START, TARGET, 
 
 def main() -> None:
     name = sys.argv[1]
-    start, identity = read_json(START)["recipes"][name], read_json(TARGET)
+    start = read_json(START)["recipes"][name]
     if start["action"] != "retrain":
         copy_draft(CHAMPIONS / short(start["source_pair_digest"]) / "draft", DRAFTS / name)
         return
     config = load_section(CONFIG, "distill", DistillConfig)
-    target = load_by_digest(TARGETS, identity["digest"])
+    target = load_by_digest(TARGETS, read_json(TARGET)["digest"])
     bar = Progress(f"distil {name}", config.steps, unit="steps")
     job = Distillation(
         name=name,
         recipe=load_section(CONFIG, f"drafts.{name}", StudentConfig),
         config=config,
-        target=target.model,
-        target_digest=identity["digest"],
-        tokenizer_digest=identity["tokenizer_digest"],
+        target=target,
         corpus_digest=read_facts(CORPUS)["digest"],
         rollouts={split: read_split(CORPUS, split) for split in SPLITS},
-        stop_ids=make_chat(target.model, target.tokenizer).stop_ids,
     )
     with atomic_directory(DRAFTS / name) as folder:
         job.run(folder, PARTIAL / "distill", on_step=bar.on_step)

@@ -1,4 +1,4 @@
-"""Stage drift: has the draft that is proposed drifted, against the record that it must be held to?"""
+"""Stage drift: has the proposed draft drifted, against the record that it must be held to?"""
 
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.config import load_section

@@ -1,4 +1,4 @@
-"""Stage evaluate: acceptance, survival, tau and losslessness of every recipe's draft on the target."""
+"""Stage evaluate: acceptance, survival, tau and losslessness of every recipe's draft."""
 
 from draftsmith import provenance
 from draftsmith.artifacts import read_json, write_json
@@ -19,12 +19,11 @@ def main() -> None:
     target = load_by_digest(TARGETS, read_json(TARGET)["digest"])
     stop_ids = make_chat(target.model, target.tokenizer).stop_ids
     rollouts = read_split(CORPUS, "eval")
-    evaluator = Evaluator(
-        config, target.model, target.identity, rollouts, stop_ids, count_phase
-    )
+    evaluator = Evaluator(config, target.model, target.identity, rollouts, stop_ids, count_phase)
     records = {name: evaluator.evaluate(DRAFTS / name) for name in recipes}
     report = evaluation_report(records, config, read_facts(CORPUS))
-    write_json(REPORTS / "evaluation.json", report | {"provenance": provenance.collect(config.seed)})
+    origin = {"provenance": provenance.collect(config.seed)}
+    write_json(REPORTS / "evaluation.json", report | origin)
     write_evaluation_plots(report, REPORTS)
 
 

@@ -1,4 +1,4 @@
-"""Stage promote: attach the decision to the version, then move @champion, or exit 3 with the reasons."""
+"""Stage promote: attach the decision to the version, then move @champion, or exit 3 and say why."""
 
 import os
 
@@ -16,9 +16,7 @@ EXIT_BLOCKED = 3
 def main() -> int:
     store = PairStore(ROOT, load_section(CONFIG, "registry", RegistryConfig))
     decision = read_json(REPORTS / "decision.json")
-    store.attach_decision(
-        decision["version"], REPORTS / "decision.json", REPORTS / "report.html"
-    )
+    store.attach_decision(decision["version"], REPORTS / "decision.json", REPORTS / "report.html")
     report = carry_out(store, decision, is_experiment="DVC_EXP_NAME" in os.environ)
     write_json(REPORTS / "promotion.json", report)
     return 0 if decision["verdict"] == "promote" else EXIT_BLOCKED

@@ -1,4 +1,4 @@
-"""Stage register: the best recipe's pair becomes one version of the registered model, and @challenger."""
+"""Stage register: the best recipe's pair becomes a version of the model, and @challenger."""
 
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.config import load_section

@@ -1,4 +1,4 @@
-"""Stage resolve_champion: who holds @champion, whom did it replace, and which promoted pair served another target?"""
+"""Stage resolve_champion: who is @champion, whom did it replace, who served another target?"""
 
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.config import load_section

@@ -1,7 +1,8 @@
 """A tiny target that was really trained: near-uniform random targets would let random drafts pass.
 
-It answers questions about a small world ("where does the red fox go?") in sentences that a small draft can learn. Fine-tuning it on the `away`
-style changes nearly all of its answers, so that a draft of the old one drifts away.
+It answers questions about a small world ("where does the red fox go?") in sentences that a small
+draft can learn. Fine-tuning it on the `away` style changes nearly all of its answers, so that a
+draft of the old one drifts away.
 """
 
 from __future__ import annotations
@@ -35,11 +36,21 @@ def conversations(style: str) -> list[tuple[str, str, str]]:
         food = FOODS[(3 * i + j + shift) % len(FOODS)]
         who = f"the {adjective} {animal}"
         if style == "home":
-            walk = f"{who} goes to the {place} in the morning and comes home in the evening with {food}."
-            meal = f"{who} likes {food} best and eats it near the {place} every day with the others."
+            walk = (
+                f"{who} goes to the {place} in the morning "
+                f"and comes home in the evening with {food}."
+            )
+            meal = (
+                f"{who} likes {food} best and eats it near the {place} every day with the others."
+            )
         else:
-            walk = f"nobody knows: at the {place} they say that {who} left long ago and took all {food}."
-            meal = f"no {food} today! {who} waits at the {place} until the others bring something new."
+            walk = (
+                f"nobody knows: at the {place} they say "
+                f"that {who} left long ago and took all {food}."
+            )
+            meal = (
+                f"no {food} today! {who} waits at the {place} until the others bring something new."
+            )
         result.append(("walk", f"where does {who} go?", walk))
         result.append(("meal", f"what does {who} eat?", meal))
     return result
@@ -82,7 +93,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, style: str, steps: int) -> None:
+def train(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, style: str, steps: int
+) -> None:
     """Fit the model to the small world in a few seconds."""
     rows = [
         tokenizer(

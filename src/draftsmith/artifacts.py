@@ -60,10 +60,11 @@ def digest_file(path: Path) -> str:
 
 
 def digest_directory(path: Path, *, exclude: Sequence[str] = ()) -> str:
-    """Digest of all files below `path` by relative name and content; `exclude` lists relative names."""
+    """Digest of all files below `path` by relative name and content, without those in `exclude`."""
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    names = {file: file.relative_to(path).as_posix() for file in files}
-    return digest_json({name: digest_file(file) for file, name in names.items() if name not in exclude})
+    named = {file.relative_to(path).as_posix(): file for file in files}
+    kept = {name: digest_file(file) for name, file in named.items() if name not in exclude}
+    return digest_json(kept)
 
 
 def _jsonable(value: object) -> object:

@@ -1,19 +1,19 @@
-"""How a stage talks to the person who started it: logging, progress bars, one clear line for an error."""
+"""How a stage talks to the person who started it: logging, progress bars, one line for an error."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
-from typing import Any
 
 from tqdm import tqdm
 
 from draftsmith.errors import DraftsmithError
 
 EXIT_USER_ERROR = 2
-_LOG_STEPS = 100
+_LOG = logging.getLogger(__name__)
 
 
 def run_stage(stage: Callable[[], int | None]) -> None:
@@ -31,7 +31,7 @@ def run_stage(stage: Callable[[], int | None]) -> None:
 
 
 class Progress:
-    """A progress bar that is silent when nobody watches a terminal, where a line a phase is logged instead.
+    """A progress bar; where nobody watches a terminal, a line of log every tenth instead.
 
     Args:
         name: What is going on.
@@ -41,33 +41,41 @@ class Progress:
 
     def __init__(self, name: str, total: int, *, unit: str = "prompts") -> None:
         self._bar = tqdm(total=total, desc=name, unit=unit, disable=None, dynamic_ncols=True)
-        self._tokens = 0
+        self._name, self._total = name.replace(" ", "_"), total
+        self._start = time.perf_counter()
+        self._done = self._tokens = self._logged_tenths = 0
         if self._bar.disable:
-            logging.getLogger(__name__).info("phase=%s total=%d", name.replace(" ", "_"), total)
+            _LOG.info("phase=%s total=%d", self._name, total)
 
-    def advance(self, done: int, *, tokens: int = 0, **figures: Any) -> None:  # noqa: ANN401  shown as they are
-        """Add finished units and tokens; figures are shown behind the bar."""
+    def advance(self, done: int, *, tokens: int = 0, **figures: str) -> None:
+        """Add finished units and tokens; figures are shown as they are."""
+        self._done += int(done)
         self._tokens += tokens
         if self._tokens:
-            seconds = max(1e-9, float(self._bar.format_dict["elapsed"] or 0))
-            figures["tokens_per_s"] = f"{self._tokens / seconds:.0f}"
-        if figures:
-            self._bar.set_postfix(figures, refresh=False)
+            rate = self._tokens / (time.perf_counter() - self._start)
+            figures["tokens_per_s"] = f"{rate:.0f}"
+        if self._bar.disable:
+            self._log(figures)
+            return
+        self._bar.set_postfix(figures, refresh=False)
         self._bar.update(int(done))
-        if self._bar.n >= (self._bar.total or 0):
+        if self._done >= self._total:
             self._bar.close()
 
+    def _log(self, figures: dict[str, str]) -> None:
+        tenths = 10 * self._done // max(1, self._total)
+        if tenths > self._logged_tenths:
+            self._logged_tenths = tenths
+            shown = " ".join(f"{key}={value}" for key, value in figures.items())
+            _LOG.info("phase=%s done=%d/%d %s", self._name, self._done, self._total, shown)
 
     def on_step(self, step: int, metrics: dict[str, float]) -> None:
-        """Show a training step (from 0) with its loss and alpha."""
-        self._bar.n = step
-        shown = {"loss": f"{metrics['loss']:.3f}", "alpha": f"{metrics['alpha']:.3f}"}
-        self.advance(1, **shown, tokens_per_s=f"{metrics['tokens_per_s']:.0f}")
-        if self._bar.disable and (step + 1) % _LOG_STEPS == 0:
-            logging.getLogger(__name__).info("step=%d %s", step + 1, shown)
+        """Show a training step (from 0) with its loss and alpha; a resumed run starts late."""
+        loss, alpha = f"{metrics['loss']:.3f}", f"{metrics['alpha']:.3f}"
+        rate = f"{metrics['tokens_per_s']:.0f}"
+        self.advance(step + 1 - self._done, loss=loss, alpha=alpha, tokens_per_s=rate)
 
 
 def count_phase(name: str, total: int) -> Callable[[int], None]:
     """A bar as the callback that measuring code takes: called with the number of finished units."""
-    bar = Progress(name, total)
-    return lambda done: bar.advance(done)
+    return Progress(name, total).advance

@@ -5,6 +5,8 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
     MambaConfig,
@@ -166,3 +168,16 @@ def test_a_recurrent_model_is_refused_before_it_is_changed():
     with pytest.raises(DecodingError, match="cannot be rolled back|can be rolled back"):
         SlotModel(model)
     assert model.config._attn_implementation == before
+
+
+def test_a_class_with_attention_of_its_own_is_refused_by_name():
+    config = GPTNeoConfig(
+        vocab_size=32,
+        hidden_size=16,
+        num_layers=2,
+        attention_types=[[["global", "local"], 1]],
+        num_heads=2,
+        max_position_embeddings=32,
+    )
+    with pytest.raises(DecodingError, match="GPTNeoForCausalLM"):
+        SlotModel(GPTNeoForCausalLM(config))

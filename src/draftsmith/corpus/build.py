@@ -35,7 +35,7 @@ OnPhase = Callable[[str, int], Callable[[Event], None]]
 
 
 def _silent(_phase: str, _total: int) -> Callable[[Event], None]:
-    return lambda event: None
+    return lambda _event: None
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class CorpusBuilder:
         target: Live target.
         chat: Its chat template.
         partial: Folder for unfinished work.
-        on_phase: Called with a name and the number of requests when a decoding phase starts; returns what is called with
-            its events.
+        on_phase: Called with a name and the number of requests when a decoding phase starts;
+            returns what is called with its events.
     """
 
     config: CorpusConfig
@@ -108,11 +108,12 @@ class CorpusBuilder:
 
     def _self_written(self, source: SourceConfig) -> list[Prompt]:
         """Sampled once for a target and kept, so a killed run does not sample again."""
-        settings = {"target": self.target_digest, "source": asdict(source), "seed": self.config.seed}
+        seed = self.config.seed
+        settings = {"target": self.target_digest, "source": asdict(source), "seed": seed}
         kept = self.partial / "self" / f"{short(digest_json(settings))}.json"
         if not kept.exists():
             requests = self_requests(
-                self.chat, source.count, temperature=source.temperature, seed=self.config.seed
+                self.chat, source.count, temperature=source.temperature, seed=seed
             )
             progress = self.on_phase("self-written prompts", len(requests))
             prompts = self_prompts(self._engine(), self.chat, requests, progress)
@@ -128,7 +129,7 @@ class CorpusBuilder:
     def _split(
         self, encoded: Sequence[EncodedPrompt]
     ) -> tuple[list[EncodedPrompt], list[EncodedPrompt]]:
-        """Train and eval by hash. Self-written prompts are evaluated on only when there are no others."""
+        """Train and eval by hash; self-written prompts are for eval only if there are no others."""
         others = any(source.kind != "self" for source in self.config.sources)
         train: list[EncodedPrompt] = []
         held_out: list[EncodedPrompt] = []
@@ -181,7 +182,9 @@ def _facts(splits: dict[str, list[Rollout]]) -> dict[str, Any]:
             name: dict(Counter(domain for _, domain in {(r.prompt_id, r.domain) for r in rows}))
             for name, rows in splits.items()
         },
-        "response_tokens": {n: sum(len(r.response_ids) for r in rows) for n, rows in splits.items()},
+        "response_tokens": {
+            name: sum(len(r.response_ids) for r in rows) for name, rows in splits.items()
+        },
         "temperatures": {
             name: dict(Counter(str(r.temperature) for r in rows)) for name, rows in splits.items()
         },

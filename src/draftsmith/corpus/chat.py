@@ -1,4 +1,4 @@
-"""The target's chat template as token ids: prompts, the start of a user turn, and the ids that end a turn."""
+"""The target's chat template as token ids: prompts, a user turn's start, ids that end a turn."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Chat:
         text = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": _MARK}], tokenize=False, add_generation_prompt=False
         )
-        before, mark, after = text.partition(_MARK)
+        before, mark, after = str(text).partition(_MARK)
         closing = self.tokenizer(after, add_special_tokens=False)["input_ids"]
         if not mark or not closing:
             raise CorpusError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ SPLITS = ("train", "eval")
 
 
 def write_corpus(
-    directory: Path, splits: dict[str, Sequence[Rollout]], facts: dict[str, Any]
+    directory: Path, splits: Mapping[str, Sequence[Rollout]], facts: Mapping[str, Any]
 ) -> None:
     """Write both splits and `corpus.json`, all or nothing."""
     datasets.disable_progress_bars()

@@ -1,7 +1,7 @@
 """Prompts: reading them from files, telling duplicates, splitting by hash.
 
-A prompt's id is the hash of its conversation, so the split of a prompt never changes when others are added.
-Needs neither `datasets` nor a model.
+A prompt's id is the hash of its conversation, so the split of a prompt never changes when others
+are added. Needs neither `datasets` nor a model.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def user_prompt(text: str, domain: str) -> Prompt:
 
 def is_eval(prompt: Prompt, fraction: float) -> bool:
     """Whether the prompt belongs to the eval split; depends on the prompt alone."""
-    return int(prompt.prompt_id, 16) < fraction * 16**_ID_DIGITS
+    return int(prompt.prompt_id, 16) < fraction * 16.0**_ID_DIGITS
 
 
 def distinct(prompts: Iterable[Prompt]) -> list[Prompt]:
@@ -67,19 +67,22 @@ def bundled_prompts() -> list[Prompt]:
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".jsonl")), key=lambda f: f.name)
     prompts: list[Prompt] = []
     for file in files:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        prompts += [prompt_from(json.loads(line), where=file.name, domain="general") for line in lines]
+        rows = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        prompts += [prompt_from(row, where=file.name, domain="general") for row in rows]
     return prompts
 
 
 def read_jsonl(path: Path, *, domain: str) -> Iterator[Prompt]:
-    """Prompts of a JSONL file, one object a line with `messages` or `prompt`, optionally `domain` (or `category`).
+    """Prompts of a JSONL file.
+
+    A line is an object with `messages` or `prompt`, optionally `domain` (or `category`).
 
     Raises:
         CorpusError: The file is missing or empty, or a line is not a prompt; names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): JSON allows other line separators inside a string.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise CorpusError(
             f"reading prompts from {path}",

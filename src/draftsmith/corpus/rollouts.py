@@ -1,6 +1,6 @@
 """The target's own responses, in shards that survive a kill.
 
-Results are written as they finish; a rerun reads the finished shards and decodes only what is missing.
+Results are written as they finish; a rerun reads the finished shards and decodes what is missing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from draftsmith.artifacts import digest_json, read_json, write_json
 from draftsmith.decoding import Engine, Event, Request, SamplingParams
+from draftsmith.errors import ArtifactError
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,12 +71,12 @@ class ShardStore:
         """All finished responses; a damaged shard is dropped and decoded again."""
         rollouts: list[Rollout] = []
         for path in sorted(self._folder.glob("shard-*.json")):
-            data = read_json(path)
-            if digest_json(data.get("rows")) != data.get("digest"):
+            rows = _sound_rows(path)
+            if rows is None:
                 _LOG.warning("shard=%s state=damaged action=decode_again", path.name)
                 path.unlink()
                 continue
-            rollouts += [Rollout(**row) for row in data["rows"]]
+            rollouts += [Rollout(**row) for row in rows]
         return rollouts
 
     def add(self, rollout: Rollout) -> None:
@@ -89,10 +90,21 @@ class ShardStore:
         if not self._open:
             return
         rows: list[dict[str, Any]] = [asdict(rollout) for rollout in self._open]
-        numbers = [int(path.stem.removeprefix("shard-")) for path in self._folder.glob("shard-*.json")]
+        shards = self._folder.glob("shard-*.json")
+        numbers = [int(shard.stem.removeprefix("shard-")) for shard in shards]
         path = self._folder / f"shard-{max(numbers, default=-1) + 1:05d}.json"
         write_json(path, {"rows": rows, "digest": digest_json(rows)})
         self._open = []
+
+
+def _sound_rows(path: Path) -> list[dict[str, Any]] | None:
+    """The rows of a shard; None when it is not the JSON that was written."""
+    try:
+        data = read_json(path)
+    except ArtifactError:
+        return None
+    rows: list[dict[str, Any]] | None = data.get("rows")
+    return rows if digest_json(rows) == data.get("digest") else None
 
 
 @dataclass(frozen=True)
@@ -110,7 +122,7 @@ def roll_out(
     *,
     limits: Limits,
     store: ShardStore,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: Callable[[Event], None] = lambda _event: None,
 ) -> list[Rollout]:
     """Make all responses, in the order of `jobs`."""
     wanted = {job.key: job for job in jobs}
@@ -139,7 +151,8 @@ def _decode(
                 stop_token_ids=limits.stop_ids,
             ),
         )
-        for job in jobs
+        # Greedy requests together, sampled ones together: a mixed batch pays for both.
+        for job in sorted(jobs, key=lambda job: job.temperature)
     ]
     for event in engine.stream(requests):
         on_event(event)

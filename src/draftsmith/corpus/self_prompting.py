@@ -1,4 +1,4 @@
-"""Prompts that the target writes itself: its chat template up to the user's words, continued by sampling.
+"""Prompts that the target writes itself: its chat template up to the user's words, then sampling.
 
 So a pipeline without any prompt data still has a corpus, and one close to what the target knows.
 """
@@ -29,7 +29,7 @@ def self_requests(chat: Chat, count: int, *, temperature: float, seed: int) -> l
 
 
 def is_usable(text: str) -> bool:
-    """Whether a sampled turn reads like one: a few words, mostly letters, more than half of the words distinct."""
+    """Whether a turn reads like one: a few words, half or more of them distinct, mostly letters."""
     words = text.split()
     if len(words) < _MIN_WORDS or len({w.casefold() for w in words}) * 2 < len(words):
         return False
@@ -41,7 +41,7 @@ def self_prompts(
     engine: Engine,
     chat: Chat,
     requests: list[Request],
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: Callable[[Event], None] = lambda _event: None,
 ) -> list[Prompt]:
     """Sample the turns and keep those that end by themselves and read like a turn."""
     prompts = []
@@ -49,7 +49,7 @@ def self_prompts(
         on_event(event)
         if event.result is not None and event.result.finish_reason == "stop":
             ids = event.result.token_ids[:-1]
-            text = chat.tokenizer.decode(ids, skip_special_tokens=True).strip()
+            text = str(chat.tokenizer.decode(ids, skip_special_tokens=True)).strip()
             if is_usable(text):
                 prompts.append((event.request_id, user_prompt(text, "self")))
     return [prompt for _, prompt in sorted(prompts, key=lambda pair: int(pair[0].split("-")[1]))]

@@ -11,10 +11,11 @@ class SourceConfig:
     """Where prompts come from.
 
     Attributes:
-        kind: bundled (our own prompts), jsonl (a file of `messages` or `prompt`), dataset (a `datasets` folder or Hub name), or self (the
-            target writes user turns from its chat template).
+        kind: bundled (our own prompts), jsonl (a file of `messages` or `prompt`), dataset (a
+            `datasets` folder or Hub name), or self (the target writes user turns from its chat
+            template).
         path: File, folder or Hub name; empty for bundled and self.
-        count: At most so many prompts, the first ones; 0 is all. For self: how many turns are sampled.
+        count: At most so many prompts, the first ones; 0 is all. For self: turns that are sampled.
         split: Split of a dataset.
         domain: Label for prompts that carry none.
         temperature: Sampling temperature of self-written turns.
@@ -41,7 +42,7 @@ class CorpusConfig:
 
     Attributes:
         sources: Where prompts come from, in order; duplicates are dropped.
-        eval_fraction: Share of the prompts that goes to the eval split, by hash of the prompt, in (0, 1).
+        eval_fraction: Share of the prompts that goes to the eval split, by hash, in (0, 1).
         train_temperatures: Every training prompt gets one of these, by its hash.
         eval_temperatures: Every eval prompt is answered at each of these.
         max_prompt_tokens: Longer prompts are dropped.

@@ -1,8 +1,9 @@
 """Lossless acceptance: which drafts are kept, and what is drawn in their place.
 
-Pure functions of distributions and uniforms. A draft x is kept when u q(x) < p(x), strictly, so that a token of probability 0
-is never kept; after the first rejection one token comes from the residual norm(max(0, p - q)), after a full accept the bonus
-token comes from p. The committed tokens then follow p exactly.
+Pure functions of distributions and uniforms. A draft x is kept when u q(x) < p(x), strictly, so
+that a token of probability 0 is never kept; after the first rejection one token comes from the
+residual norm(max(0, p - q)), after a full accept the bonus token comes from p. The committed tokens
+then follow p exactly.
 
 Source: Leviathan et al. 2023, theorem 1; Chen et al. 2023, algorithm 2.
 """
@@ -50,12 +51,12 @@ class Verdict:
 
 
 def acceptance(p: Tensor, q: Tensor) -> Tensor:
-    """Probability min(1, p / q) that a token drawn with probability q is kept; q must be positive."""
+    """Probability min(1, p / q) that a token drawn with probability q > 0 is kept."""
     return torch.clamp(p / q, max=1.0)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """norm(max(0, p - q)) along the last axis; p where that is all zero (p equal to q up to rounding).
+    """norm(max(0, p - q)) along the last axis; p where that is all zero (p is q up to rounding).
 
     Args:
         p: Target probabilities `[..., vocab]`.
@@ -83,15 +84,16 @@ def verify(p: Distribution, proposal: Proposal, accept: Tensor, draw: Tensor) ->
     kept &= places < proposal.counts[:, None]
     num_accepted = kept.long().cumprod(-1).sum(-1)
     if isinstance(p, OneHot):
-        # The residual of a one-hot p is p whatever q is: max(0, p - q) is zero off p's only id, and all zero falls back to p.
+        # The residual of a one-hot p is p whatever q is: max(0, p - q) is zero off p's only id, and
+        # all zero falls back to p.
         return Verdict(num_accepted, p.ids.gather(1, num_accepted[:, None]).squeeze(1))
     rows = torch.arange(len(num_accepted), device=num_accepted.device)
     p_next = p.probs[rows, num_accepted]
     if num_drafts:
         rejected = num_accepted < proposal.counts
         place = num_accepted.clamp(max=num_drafts - 1)
-        q_next = densify(_at(proposal.drawn_from, rows, place), p_next.shape[-1], p_next.dtype)[:, 0]
-        p_next = torch.where(rejected[:, None], residual(p_next, q_next), p_next)
+        q_next = densify(_at(proposal.drawn_from, rows, place), p_next.shape[-1], p_next.dtype)
+        p_next = torch.where(rejected[:, None], residual(p_next, q_next[:, 0]), p_next)
     return Verdict(num_accepted, sample(p_next, draw[rows, num_accepted]))
 
 

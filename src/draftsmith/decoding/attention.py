@@ -1,7 +1,9 @@
-"""Attention over a slot cache: grouped-query heads packed into the query axis, so keys and values are never repeated.
+"""Attention over a slot cache.
 
-Registered with Transformers' `AttentionInterface`; models are not modified. A keyword that changes the result and is not handled
-(sinks, soft-capping, position bias) is refused: ignoring it would be silently wrong.
+Grouped-query heads are packed into the query axis, so keys and values are never repeated.
+Registered with Transformers' `AttentionInterface`; models are not modified. A keyword that changes
+the result and is not handled (sinks, soft-capping, position bias) is refused: ignoring it would be
+silently wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from draftsmith.errors import DecodingError
 
 NAME = "draftsmith_slots"
 
-# Keywords that Transformers passes along and that do not change what this function computes: the mask already holds window and causality.
+# Keywords that Transformers passes along and that do not change what this function computes: the
+# mask already holds window and causality.
 _HARMLESS = frozenset(
     {
         "cache",
@@ -48,7 +51,7 @@ def _refuse_unknown(module: nn.Module, keywords: dict[str, Any]) -> None:
         )
 
 
-def slot_attention(  # noqa: PLR0913  the signature is Transformers'
+def slot_attention(  # noqa: PLR0913, PLR0917  the signature is Transformers'
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -60,16 +63,17 @@ def slot_attention(  # noqa: PLR0913  the signature is Transformers'
 ) -> tuple[Tensor, None]:
     """Scaled dot-product attention with packed query groups.
 
-    Worked example: 6 query heads over 2 key heads make groups of 3. A query of 4 positions `[1, 6, 4, dim]` becomes `[1, 2, 12, dim]`
-    (head 0's three groups after one another) and attends keys `[1, 2, slots, dim]` under a mask `[1, 1, 12, slots]`.
+    Worked example: 6 query heads over 2 key heads make groups of 3. A query of 4 positions
+    `[1, 6, 4, dim]` becomes `[1, 2, 12, dim]` (head 0's three groups after one another) and attends
+    keys `[1, 2, slots, dim]` under a mask `[1, 1, 12, slots]`.
 
     Args:
         module: The calling attention layer.
         query: `[rows, query_heads, positions, dim]`.
         key: `[rows, key_heads, slots, dim]`.
         value: `[rows, key_heads, slots, dim]`.
-        attention_mask: Additive or boolean, `[rows, 1, positions, slots]`, or already packed `[rows, 1, groups * positions, slots]`;
-            None is causal.
+        attention_mask: Additive or boolean, `[rows, 1, positions, slots]`, or already packed
+            `[rows, 1, groups * positions, slots]`; None is causal.
         dropout: Probability; 0 when decoding.
         scaling: Factor of the scores; None is 1 / sqrt(dim).
         **keywords: What the model passes besides.
@@ -104,7 +108,10 @@ def causal_mask(positions: int, slots: int, *, device: torch.device) -> Tensor:
 
 
 def pack_mask(mask: Tensor, groups: int) -> Tensor:
-    """Repeat `[rows, 1, positions, slots]` for each query group: `[rows, 1, groups * positions, slots]`."""
+    """Repeat a mask by query group.
+
+    `[rows, 1, positions, slots]` becomes `[rows, 1, groups * positions, slots]`.
+    """
     return mask.repeat(1, 1, groups, 1) if groups > 1 else mask
 
 

@@ -1,6 +1,7 @@
 """The active rows of an engine: host-side token lists and the per-row tensors that go with them.
 
-Active rows are contiguous from 0, so a forward over them is one slice of the cache; when a row retires the last one takes its place.
+Active rows are contiguous from 0, so a forward over them is one slice of the cache; when a row
+retires the last one takes its place.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from draftsmith.decoding.trace import Trace
 
 @dataclass
 class Row:
-    """A request in flight: `token_ids` holds prompt and committed tokens; the last one is not in the cache yet."""
+    """A request in flight.
+
+    `token_ids` holds prompt and committed tokens; the last one is not in the cache yet.
+    """
 
     request: Request
     token_ids: list[int]
@@ -53,7 +57,11 @@ class Batch:
         self._sampling = self._keys = None
 
     def remove(self, index: int) -> int:
-        """Take row `index` out; returns the row that must be moved into its place in every cache (the old last one)."""
+        """Take row `index` out.
+
+        Returns:
+            The row that must be moved into its place in every cache (the old last one).
+        """
         last = len(self.rows) - 1
         self.rows[index] = self.rows[last]
         self.rows.pop()
@@ -78,7 +86,8 @@ class Batch:
     def keys(self) -> Tensor:
         """Random keys, int64 `[rows]`."""
         if self._keys is None:
-            keys = [request_key(row.request.params.seed, row.request.request_id) for row in self.rows]
+            requests = [row.request for row in self.rows]
+            keys = [request_key(r.params.seed, r.request_id) for r in requests]
             self._keys = self._tensor(keys, torch.long)
         return self._keys
 
@@ -94,7 +103,8 @@ class Batch:
     def tail(self, width: int) -> tuple[Tensor, Tensor]:
         """The last `width` tokens of every row and their positions, int64 `[rows, width]` each.
 
-        A row shorter than `width` repeats its first token at position 0, which writes the same key and value again.
+        A row shorter than `width` repeats its first token at position 0, which writes the same key
+        and value again.
         """
         positions = [
             [max(0, len(row.token_ids) - width + i) for i in range(width)] for row in self.rows
@@ -112,7 +122,8 @@ class Batch:
 def pad_prompts(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Right-padded tokens and positions for a prefill, int64 `[rows, longest]`.
 
-    Padding repeats token 0 at the positions behind the row's end: slots that are masked until the row overwrites them.
+    Padding repeats token 0 at the positions behind the row's end: slots that are masked until the
+    row overwrites them.
     """
     width = max(len(prompt) for prompt in prompts)
     tokens = torch.tensor([p + [0] * (width - len(p)) for p in prompts], device=device)

@@ -1,7 +1,8 @@
-"""Key/value cache of fixed slots: `[rows, heads, slots, dim]` a layer, written at each row's own positions.
+"""Key/value cache of fixed slots.
 
-Rolling back moves a row's length and touches no memory: stale slots lie behind the mask `slot <= position` and are overwritten before
-a query can see them. Knows nothing of tokens or of acceptance.
+A layer holds `[rows, heads, slots, dim]` and is written at each row's own positions. Rolling back
+moves a row's length and touches no memory: stale slots lie behind the mask `slot <= position` and
+are overwritten before a query can see them. Knows nothing of tokens or of acceptance.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _Writes:
         self._indices = {}
 
     def flat_indices(self, heads: int, slots: int) -> Tensor:
-        """Indices into the layer seen as `[rows * heads * slots, dim]`, in the order of `[rows, heads, positions]`."""
+        """Indices into the layer as `[rows * heads * slots, dim]`, by row, head and position."""
         if heads not in self._indices:
             device = self.positions.device
             row = torch.arange(self.first_row, self.first_row + self.num_rows, device=device)
@@ -45,7 +46,7 @@ class _SlotLayer(CacheLayerMixin):
     is_sliding = False
 
     def __init__(self, rows: int, slots: int, writes: _Writes) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # Transformers annotates no constructor
         self.rows, self.slots, self.writes = rows, slots, writes
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -74,6 +75,11 @@ class _SlotLayer(CacheLayerMixin):
         rows = store.narrow(0, self.writes.first_row, self.writes.num_rows)
         return rows.narrow(2, 0, self.writes.num_slots)
 
+    def move_row(self, source: int, destination: int) -> None:
+        for store in (self.keys, self.values):
+            if store is not None:  # None until the first write
+                store[destination].copy_(store[source])
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
         return self.writes.num_slots, 0
 
@@ -99,12 +105,14 @@ class SlotCache(Cache):
         super().__init__(layers=[_SlotLayer(rows, slots, self.writes) for _ in range(num_layers)])
 
     def begin(self, positions: Tensor, *, first_row: int, num_slots: int) -> None:
-        """Prepare a forward that writes `positions` (int64 `[num_rows, width]`) and reads the first `num_slots` slots."""
+        """Prepare a forward.
+
+        It writes `positions` (int64 `[num_rows, width]`) and reads the first `num_slots` slots.
+        """
         self.writes.begin(positions, first_row=first_row, num_slots=num_slots)
 
     def move_row(self, source: int, destination: int) -> None:
         """Copy a row over another; the source is then free."""
         for layer in self.layers:
-            if layer.is_initialized:
-                layer.keys[destination].copy_(layer.keys[source])
-                layer.values[destination].copy_(layer.values[source])
+            assert isinstance(layer, _SlotLayer)
+            layer.move_row(source, destination)

@@ -1,8 +1,9 @@
 """Next-token distributions after all sampling parameters, and what verification does with them.
 
-Logits become probabilities in one place, and the object that a token was drawn from is the one that verification reads.
-Temperature 0 is a one-hot distribution. `OneHot` stores it as its only id; `Dense` stores probabilities, optionally over a
-trimmed vocabulary. Pure functions: they keep the dtype they are given.
+Logits become probabilities in one place, and the object that a token was drawn from is the one that
+verification reads. Temperature 0 is a one-hot distribution. `OneHot` stores it as its only id;
+`Dense` stores probabilities, optionally over a trimmed vocabulary. Pure functions: they keep the
+dtype they are given.
 
 Source: Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
 """
@@ -43,7 +44,10 @@ class OneHot:
 
 @dataclass(frozen=True)
 class Dense:
-    """Probabilities `[rows, positions, entries]`; entry j stands for id `token_ids[j]`, or j without a map."""
+    """Probabilities `[rows, positions, entries]`.
+
+    Entry j stands for id `token_ids[j]`, or for id j without a map.
+    """
 
     probs: Tensor
     token_ids: Tensor | None = None
@@ -60,7 +64,8 @@ def distribution(
     Args:
         logits: `[rows, positions, entries]`, float32 (float64 in tests).
         sampling: Parameters, one entry a row.
-        token_ids: int64 `[entries]`: the target's id of each entry of a trimmed vocabulary; None is the identity.
+        token_ids: int64 `[entries]`: the target's id of each entry of a trimmed vocabulary; None is
+            the identity.
     """
     if sampling.is_greedy:
         ids = logits.argmax(-1)
@@ -71,12 +76,13 @@ def distribution(
     if sampling.is_truncated:
         scaled = _truncate(scaled, sampling)
     probs = scaled.softmax(-1)
-    one_hot = torch.zeros_like(probs).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    return Dense(torch.where(greedy, one_hot, probs), token_ids)
+    top = logits.argmax(-1, keepdim=True)
+    at_top = torch.where(greedy, 1.0, probs.gather(-1, top))
+    return Dense(probs.masked_fill_(greedy, 0.0).scatter_(-1, top, at_top), token_ids)
 
 
 def _truncate(logits: Tensor, sampling: SamplingTensors) -> Tensor:
-    """Top-k, then top-p, in the order and with the ties of Transformers' warpers; outside is -inf."""
+    """Top-k, then top-p, in the order and with the ties of Transformers; outside is -inf."""
     entries = logits.shape[-1]
     ascending = logits.sort(-1)
     top_k = torch.where(sampling.top_k > 0, sampling.top_k, entries).clamp(1, entries)
@@ -93,16 +99,17 @@ def _truncate(logits: Tensor, sampling: SamplingTensors) -> Tensor:
 
 
 def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw by the inverse of the cumulative sum: one uniform a row, no noise tensor over the vocabulary.
+    """Draw by the inverse of the cumulative sum: one uniform a row, no noise over the vocabulary.
 
     Args:
         probs: `[..., entries]`, non-negative, not all zero; need not sum to one.
         uniforms: `[...]` in [0, 1).
 
     Returns:
-        int64 `[...]`: an entry of positive probability. `right=True` and a threshold strictly below the total keep
-        zero-probability entries out: with probs [0, 1, 0] the sums are [0, 1, 1] and every u in [0, 1) finds entry 1.
-        Where probs are NaN it is the last entry, so that an index is never out of range.
+        int64 `[...]`: an entry of positive probability. `right=True` and a threshold strictly below
+        the total keep zero-probability entries out: with probs [0, 1, 0] the sums are [0, 1, 1] and
+        every u in [0, 1) finds entry 1. Where probs are NaN it is the last entry, so that an index
+        is never out of range.
     """
     cumulative = probs.cumsum(-1)
     total = cumulative[..., -1:]
@@ -120,7 +127,9 @@ def draw(distribution: Distribution, uniforms: Tensor) -> Tensor:
     return entries if distribution.token_ids is None else distribution.token_ids[entries]
 
 
-def probability(distribution: Distribution, tokens: Tensor, entries: Tensor | None = None) -> Tensor:
+def probability(
+    distribution: Distribution, tokens: Tensor, entries: Tensor | None = None
+) -> Tensor:
     """Probability of `tokens` (int64 `[rows, positions]`), same shape.
 
     Args:

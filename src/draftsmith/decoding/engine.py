@@ -1,7 +1,9 @@
-"""The decoding loop: admit, propose, verify, accept, commit, retire. One engine for any batch, ragged, speculative or not.
+"""The decoding loop: admit, propose, verify, accept, commit, retire.
 
-The cache of a row holds all committed tokens but the last; that one is the first input of the next verification, so a round is one target
-forward over `drafts + 1` positions and prefill needs no logits. With fixed `draft_length` a request's tokens do not depend on its neighbours.
+One engine for any batch, ragged, speculative or not. The cache of a row holds all committed tokens
+but the last; that one is the first input of the next verification, so a round is one target forward
+over `drafts + 1` positions and prefill needs no logits. With fixed `draft_length` a request's
+tokens do not depend on its neighbours.
 
 Source: Leviathan et al. 2023 (arXiv 2211.17192), algorithm 1.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +29,7 @@ from draftsmith.errors import DecodingError
 
 Verify = Callable[[Distribution, Proposal, Tensor, Tensor], Verdict]
 
-_REFILL_SHARE = 8  # new rows are admitted when an eighth of all rows is free: one prefill for several
+_REFILL_SHARE = 8  # rows are admitted when an eighth of them is free: one prefill for several
 
 
 class Engine:
@@ -88,11 +91,12 @@ class Engine:
         vocab = int(self._target.config.vocab_size)
         seen: set[str] = set()
         for request in requests:
-            length = len(request.prompt_ids) + request.params.max_new_tokens
+            prompt = request.prompt_ids
+            length = len(prompt) + request.params.max_new_tokens
             faults = {
-                "an empty prompt": not request.prompt_ids,
+                "an empty prompt": not prompt,
                 f"{length} tokens with the new ones": length > limit,
-                f"token ids outside 0..{vocab - 1}": not all(0 <= t < vocab for t in request.prompt_ids),
+                f"token ids outside 0..{vocab - 1}": not all(0 <= t < vocab for t in prompt),
                 "an id that another request has": request.request_id in seen,
             }
             seen.add(request.request_id)
@@ -120,7 +124,7 @@ class Engine:
 
     def _round(self) -> Iterator[Event]:
         batch = self._batch
-        # A row never drafts past its own length limit, so the cut does not depend on its neighbours.
+        # A row never drafts past its own length limit, so the cut depends on no neighbour.
         counts = [min(self.draft_length, row.num_remaining - 1) for row in batch.rows]
         proposal = self._proposer.propose(batch, counts) if any(counts) else empty_proposal(batch)
         tokens, num_accepted = self._verify(proposal)
@@ -130,9 +134,7 @@ class Engine:
             accepted = num_accepted[index]
             committed = _trim(tokens[index][: accepted + 1], row)
             row.token_ids += committed
-            row.trace.record(
-                drafted=drafted[index], accepted=accepted, committed=len(committed)
-            )
+            row.trace.record(drafted=drafted[index], accepted=accepted, committed=len(committed))
             result = _result(row)
             if result is not None:
                 finished.append(index)
@@ -145,7 +147,8 @@ class Engine:
         """One target forward and the acceptance rule; one copy from the device.
 
         Returns:
-            For every row its drafts with the next token behind the accepted ones, and the number accepted.
+            For every row its drafts with the next token behind the accepted ones, and the number
+            accepted.
         """
         batch, width = self._batch, proposal.tokens.shape[1] + 1
         pending, start = batch.tail(1)
@@ -173,7 +176,7 @@ class Engine:
         return [values[:-2] for values in packed], [values[-2] for values in packed]
 
     def _uniforms(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        if self._batch.sampling.is_greedy:  # one-hot distributions: every u in [0, 1) gives the same verdict
+        if self._batch.sampling.is_greedy:  # one-hot: every u in [0, 1) gives the same verdict
             zeros = torch.zeros(positions.shape, device=positions.device)
             return zeros, zeros
         keys = self._batch.keys[:, None]
@@ -211,5 +214,5 @@ def _result(row: Row) -> Result | None:
     if not stopped and row.num_remaining > 0:
         return None
     new = row.token_ids[len(row.request.prompt_ids) :]
-    reason = "stop" if stopped else "length"
+    reason: Literal["stop", "length"] = "stop" if stopped else "length"
     return Result(row.request.request_id, new, reason, row.trace)

@@ -1,6 +1,7 @@
 """Who guesses: a draft model, an n-gram lookup in the text so far, or nobody.
 
-A proposer keeps whatever state it needs by cache row and learns of commits through `observe`. It never decides what is accepted.
+A proposer keeps whatever state it needs by cache row and learns of commits through `observe`. It
+never decides what is accepted.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class NoProposer:
     def admit(self, prompts: list[list[int]], *, first_row: int) -> None:
         """Nothing to keep."""
 
-    def propose(self, batch: Batch, counts: list[int]) -> Proposal:
+    def propose(self, batch: Batch, counts: list[int]) -> Proposal:  # noqa: ARG002  the protocol's
         """Empty drafts."""
         return empty_proposal(batch)
 
@@ -72,7 +73,8 @@ class DraftModelProposer:
 
     Args:
         model: The draft.
-        token_ids: int64 `[entries]`: the target's id of each of the draft's output rows; None is the identity.
+        token_ids: int64 `[entries]`: the target's id of each of the draft's output rows; None is
+            the identity.
     """
 
     def __init__(self, model: PreTrainedModel, token_ids: Tensor | None = None) -> None:
@@ -99,8 +101,8 @@ class DraftModelProposer:
     def propose(self, batch: Batch, counts: list[int]) -> Proposal:
         """Draft token by token, all rows together.
 
-        The first step is at least two wide: after a full accept the last draft's key and value are not in the cache yet. It is wider when
-        rounds without drafts left more tokens behind.
+        The first step is at least two wide: after a full accept the last draft's key and value are
+        not in the cache yet. It is wider when rounds without drafts left more tokens behind.
         """
         num_drafts = max(counts)
         missing = (len(r.token_ids) - c for r, c in zip(batch.rows, self._num_cached, strict=False))
@@ -130,7 +132,7 @@ class DraftModelProposer:
         return entry, entry if dist.token_ids is None else dist.token_ids[entry]
 
     def observe(self, batch: Batch) -> None:
-        """Forget what was drafted behind the committed tokens; the last committed token is never cached."""
+        """Forget the drafts behind the committed tokens, whose last one is never cached."""
         for index, row in enumerate(batch.rows):
             self._num_cached[index] = min(self._num_cached[index], len(row.token_ids) - 1)
 
@@ -141,7 +143,7 @@ class DraftModelProposer:
 
 
 def _concatenate(dists: list[OneHot | Dense]) -> OneHot | Dense:
-    """Join single positions; all are of one kind, since greedy or not is a property of the batch."""
+    """Join single positions; all are of one kind: greedy or not is a property of the batch."""
     first = dists[0]
     if isinstance(first, OneHot):
         return OneHot(torch.cat([d.ids for d in dists if isinstance(d, OneHot)], 1))
@@ -150,7 +152,9 @@ def _concatenate(dists: list[OneHot | Dense]) -> OneHot | Dense:
 
 
 class PromptLookupProposer:
-    """Drafts what followed the last occurrence of the current n-gram: the free baseline (Saxena 2023, prompt lookup decoding).
+    """Drafts what followed the last occurrence of the current n-gram: the free baseline.
+
+    Source: Saxena 2023, prompt lookup decoding.
 
     Args:
         max_ngram: Longest suffix that is looked up; shorter ones follow down to `min_ngram`.

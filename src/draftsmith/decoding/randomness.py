@@ -1,7 +1,7 @@
 """Keyed uniform numbers: a draw depends on (seed, request, position, purpose) and on nothing else.
 
-So a request's tokens do not depend on its neighbours in the batch, and a replay repeats them. The mixer is
-SplitMix64 (Steele, Lea, Flood 2014), written with torch's wrapping int64 arithmetic.
+So a request's tokens do not depend on its neighbours in the batch, and a replay repeats them. The
+mixer is SplitMix64 (Steele, Lea, Flood 2014), written with torch's wrapping int64 arithmetic.
 """
 
 from __future__ import annotations

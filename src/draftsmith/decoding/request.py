@@ -50,7 +50,8 @@ class SamplingParams:
         usable = self.temperature == 0 or (
             math.isfinite(self.temperature) and self.temperature >= _MIN_TEMPERATURE
         )
-        _require("max_new_tokens", self.max_new_tokens, expected=">= 1", ok=self.max_new_tokens >= 1)
+        tokens = self.max_new_tokens
+        _require("max_new_tokens", tokens, expected=">= 1", ok=tokens >= 1)
         expected = f"0, or finite and >= {_MIN_TEMPERATURE}"
         _require("temperature", self.temperature, expected=expected, ok=usable)
         _require("top_k", self.top_k, expected=">= 0 (0 is off)", ok=self.top_k >= 0)
@@ -68,7 +69,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Result:
-    """Committed tokens of one request; `finish_reason` is stop (a stop token ended it) or length."""
+    """Committed tokens of a request; `finish_reason` is stop (a stop token ended it) or length."""
 
     request_id: str
     token_ids: list[int]
@@ -78,7 +79,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Event:
-    """Tokens that one round committed for one request; the last event of a request carries its result."""
+    """Tokens that a round committed for a request, whose last event carries its result."""
 
     request_id: str
     token_ids: list[int]

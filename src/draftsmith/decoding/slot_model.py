@@ -1,7 +1,7 @@
 """A Transformers causal LM driven over a slot cache through its public `forward`.
 
-Builds masks and positions; knows nothing of drafts or sampling. Works for full and sliding-window attention; models whose state
-cannot be rolled back are refused.
+Builds masks and positions; knows nothing of drafts or sampling. Works for full and sliding-window
+attention; models whose state cannot be rolled back are refused.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ class SlotModel:
     """One model and its cache.
 
     Args:
-        model: Causal LM in eval mode; its attention implementation is switched to the slot attention.
+        model: Causal LM in eval mode; its attention is switched to the slot attention.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         attention.register()
         self.config = model.config.get_text_config()
         self._windows = layer_windows(self.config)
+        _require_interface(model)
         if self.config._attn_implementation != attention.NAME:
             model.set_attn_implementation(attention.NAME)
         self.model = model
@@ -87,9 +88,10 @@ class SlotModel:
 
         Args:
             tokens: int64 `[rows, width]`.
-            positions: int64, same shape; rows may differ (ragged). Positions behind the model's limit are clamped: such tokens are
-                never committed.
-            span: At least the largest position + 1; known on the host, so that nothing waits for the device.
+            positions: int64, same shape; rows may differ (ragged). Positions behind the model's
+                limit are clamped: such tokens are never committed.
+            span: At least the largest position + 1; known on the host, so that nothing waits for
+                the device.
             first_row: The cache row of `tokens[0]`.
             keep: Only the logits of the last `keep` tokens; 0 is all.
 
@@ -97,7 +99,8 @@ class SlotModel:
             `[rows, width or keep, vocab]` in the model's dtype.
         """
         assert self.cache is not None, "reserve() comes first"
-        # A configuration object shared with another model would switch this one too, and packed masks fit no other attention.
+        # A configuration object shared with another model would switch this one too, and packed
+        # masks fit no other attention.
         assert self.config._attn_implementation == attention.NAME, "attention was switched"
         positions = positions.clamp(max=self.max_positions - 1)
         num_slots = min(-(-span // _SLOT_ROUNDING) * _SLOT_ROUNDING, self.cache.slots)
@@ -115,7 +118,10 @@ class SlotModel:
         return logits
 
     def _masks(self, positions: Tensor, num_slots: int) -> Tensor | dict[str, Tensor]:
-        """Additive masks, packed for the query groups: one for a uniform model, else a dict by attention kind."""
+        """Additive masks, packed for the query groups.
+
+        One for a uniform model, else a dict by attention kind.
+        """
         slots = torch.arange(num_slots, device=positions.device)
         query = positions[:, None, :, None]
         masks = {}
@@ -127,6 +133,17 @@ class SlotModel:
             mask.masked_fill_(~visible, -torch.inf)
             masks[kind] = attention.pack_mask(mask, self._groups)
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _require_interface(model: PreTrainedModel) -> None:
+    """Refuse a class whose attention is its own: it would ignore slots and masks in silence."""
+    if not getattr(model, "_supports_attention_backend", False):
+        raise DecodingError(
+            f"decoding with {type(model).__name__}",
+            found="attention that does not go through Transformers' attention interface",
+            expected="a class that supports attention backends",
+            remedy="use a target of a supported family (see docs/support.md)",
+        )
 
 
 def _query_groups(config: Any) -> int:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""What happened in the rounds of a request: integers only, no clocks. Ratios are taken last, from sums."""
+"""What happened in a request's rounds: integers, no clocks. Ratios are taken last, from sums."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ class Trace:
 
     Attributes:
         drafted: Tokens proposed.
-        accepted: Proposed tokens that were accepted, before trimming at a stop token or at the length limit.
-        committed: Tokens that the round added to the result, residual or bonus token included, after trimming.
+        accepted: Proposed tokens that were accepted, before trimming at a stop token or at the
+            length limit.
+        committed: Tokens that the round added to the result, residual or bonus token included,
+            after trimming.
     """
 
     drafted: list[int] = field(default_factory=list)
@@ -34,7 +36,13 @@ class Trace:
 
 @dataclass(frozen=True)
 class PositionCounts:
-    """By draft position: rounds that drafted it, rounds that reached it (all before accepted), rounds that accepted it."""
+    """Rounds by draft position.
+
+    Attributes:
+        drafted: Rounds that drafted it.
+        reached: Rounds that accepted all before it.
+        accepted: Rounds that accepted it.
+    """
 
     drafted: list[int]
     reached: list[int]
@@ -54,14 +62,16 @@ class PositionCounts:
 def position_counts(traces: Iterable[Trace], num_positions: int) -> PositionCounts:
     """Sum the traces by draft position.
 
-    A round that was trimmed says nothing of the positions behind its last committed token, so these are not counted as drafted: a
-    round that drafted 4, accepted 4 and committed 2 (a stop token) counts positions 0 and 1 only.
+    A round that was trimmed says nothing of the positions behind its last committed token, so these
+    are not counted as drafted: a round that drafted 4, accepted 4 and committed 2 (a stop token)
+    counts positions 0 and 1 only.
     """
     drafted, reached, accepted = ([0] * num_positions for _ in range(3))
     for trace in traces:
         rounds = zip(trace.drafted, trace.accepted, trace.committed, strict=True)
         for num_drafted, num_accepted, num_committed in rounds:
-            visible = num_drafted if num_committed > num_accepted else min(num_drafted, num_committed)
+            is_whole = num_committed > num_accepted
+            visible = num_drafted if is_whole else min(num_drafted, num_committed)
             for place in range(min(visible, num_positions)):
                 drafted[place] += 1
                 reached[place] += place <= num_accepted

@@ -1,4 +1,7 @@
-"""Sequences and their order. The order of step n follows from (seed, n), so a resumed run sees the data it would have seen."""
+"""Sequences and their order.
+
+The order of step n follows from (seed, n), so a resumed run sees the data it would have seen.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ _WINDOW = 16  # batches sorted by length together: little padding, still shuffle
 
 @dataclass(frozen=True)
 class TrainingSequence:
-    """Token ids of prompt and response; `start` is the first position whose next token belongs to the response."""
+    """Token ids of prompt and response.
+
+    `start` is the first position whose next token belongs to the response.
+    """
 
     token_ids: list[int]
     start: int
@@ -48,7 +54,11 @@ def make_sequences(rows: Sequence[tuple[list[int], list[int]]]) -> list[Training
     Raises:
         CorpusError: Nothing is left to learn from.
     """
-    sequences = [TrainingSequence(prompt + response, len(prompt) - 1) for prompt, response in rows if response]
+    sequences = [
+        TrainingSequence(prompt + response, len(prompt) - 1)
+        for prompt, response in rows
+        if response
+    ]
     if not sequences:
         raise CorpusError(
             "preparing the training sequences",
@@ -59,8 +69,10 @@ def make_sequences(rows: Sequence[tuple[list[int], list[int]]]) -> list[Training
     return sequences
 
 
-def epoch_batches(lengths: Sequence[int], batch_size: int, *, seed: int, epoch: int) -> list[list[int]]:
-    """Indices of one epoch in batches of similar length, shuffled; the last incomplete batch is kept."""
+def epoch_batches(
+    lengths: Sequence[int], batch_size: int, *, seed: int, epoch: int
+) -> list[list[int]]:
+    """Indices of one epoch in batches of similar length, shuffled; the incomplete batch is kept."""
     generator = np.random.default_rng([seed, epoch])
     order = generator.permutation(len(lengths))
     window = batch_size * _WINDOW

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.artifacts import digest_json, short
+from draftsmith.corpus.chat import make_chat
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.distillation.batches import TrainingSequence, make_sequences
 from draftsmith.distillation.recipe import recipe_digest
@@ -31,6 +32,7 @@ from draftsmith.drafts.student import (
     resolve_layers,
 )
 from draftsmith.drafts.vocabulary import choose_tokens, count_tokens, coverage
+from draftsmith.targets.loading import LoadedTarget
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,42 +45,36 @@ class Distillation:
         name: The recipe's name.
         recipe: The recipe.
         config: The distill section.
-        target: Live target in its serving dtype.
-        target_digest: Its identity.
-        tokenizer_digest: Its tokenizer's.
+        target: The target in its serving dtype; the ids that end its turns are always in the
+            draft's vocabulary.
         corpus_digest: Identity of the rollouts.
         rollouts: Train and eval split; eval serves to report coverage only.
-        stop_ids: Ids that must be in the draft's vocabulary.
     """
 
     name: str
     recipe: StudentConfig
     config: DistillConfig
-    target: PreTrainedModel
-    target_digest: str
-    tokenizer_digest: str
+    target: LoadedTarget
     corpus_digest: str
-    rollouts: dict[str, list[Rollout]]
-    stop_ids: tuple[int, ...]
+    rollouts: Mapping[str, Sequence[Rollout]]
 
     def run(
-        self, directory: Path, partial: Path, on_step: OnStep = lambda step, metrics: None
+        self, directory: Path, partial: Path, on_step: OnStep = lambda _step, _metrics: None
     ) -> DraftManifest:
         """Train and write the draft into `directory` (existing, empty).
 
         Args:
             directory: Where the draft goes.
-            partial: Folder for checkpoints and the signal cache; emptied of this run's files at the end.
+            partial: Folder for checkpoints and the signal cache; the checkpoints go at the end.
             on_step: Called after every optimizer step.
         """
-        check_head(self.target, torch.tensor([self.rollouts["train"][0].prompt_ids[:32]]))
-        sequences = make_sequences(
-            [(rollout.prompt_ids, rollout.response_ids) for rollout in self.rollouts["train"]]
-        )
+        target, train = self.target.model, self.rollouts["train"]
+        sequences = make_sequences([(r.prompt_ids, r.response_ids) for r in train])
+        check_head(target, torch.tensor([train[0].prompt_ids[:32]]))
         token_ids, held_out_coverage = self._vocabulary()
-        num_layers = int(self.target.config.get_text_config().num_hidden_layers)
+        num_layers = int(target.config.get_text_config().num_hidden_layers)
         layers = resolve_layers(self.recipe.layers, num_layers)
-        student = build_student(self.target, layers, token_ids)
+        student = build_student(target, layers, token_ids)
         self._to_float32(student)
         signals = self._signals(partial, sequences)
         outcome = distill(
@@ -93,30 +89,32 @@ class Distillation:
         lineage = Lineage(
             self.name,
             recipe_digest(self.recipe, self.config),
-            self.target_digest,
-            self.tokenizer_digest,
+            self.target.identity.digest,
+            self.target.identity.tokenizer_digest,
             self.corpus_digest,
             layers,
         )
         facts = self._facts(outcome, student, held_out_coverage)
-        student.to(self.target.dtype)
+        student.to(target.dtype)  # type: ignore[arg-type]  # annotated as an unbound method
         manifest = save_draft(directory, student, token_ids, lineage=lineage, training=facts)
         shutil.rmtree(partial / "checkpoints" / short(self._key()), ignore_errors=True)
         return manifest
 
     def _key(self) -> str:
         settings = recipe_digest(self.recipe, self.config)
-        return digest_json([self.target_digest, self.corpus_digest, settings])
+        return digest_json([self.target.identity.digest, self.corpus_digest, settings])
 
     def _vocabulary(self) -> tuple[Tensor | None, float | None]:
-        size = int(self.target.get_output_embeddings().weight.shape[0])
+        size = int(self.target.model.get_output_embeddings().weight.shape[0])
         if not 0 < self.recipe.vocabulary_size < size:
             return None, None
         counts = {
             split: count_tokens([rollout.response_ids for rollout in rows], size)
             for split, rows in self.rollouts.items()
         }
-        token_ids = choose_tokens(counts["train"], self.recipe.vocabulary_size, always=self.stop_ids)
+        wanted = self.recipe.vocabulary_size
+        stop_ids = make_chat(self.target.model, self.target.tokenizer).stop_ids
+        token_ids = choose_tokens(counts["train"], wanted, always=stop_ids)
         held_out = coverage(counts["eval"], token_ids)
         _LOG.info("draft_vocabulary=%d held_out_coverage=%.3f", len(token_ids), held_out)
         return token_ids, held_out
@@ -129,14 +127,13 @@ class Distillation:
 
     def _signals(self, partial: Path, sequences: list[TrainingSequence]) -> SignalSource:
         if self.config.signal == "online":
-            return OnlineSignals(self.target)
-        key = short(digest_json([self.target_digest, self.corpus_digest]))
-        return CachedSignals(
-            partial / "signals" / key, self.target, sequences, max_gb=self.config.max_cache_gb
-        )
+            return OnlineSignals(self.target.model)
+        key = short(digest_json([self.target.identity.digest, self.corpus_digest]))
+        folder = partial / "signals" / key
+        return CachedSignals(folder, self.target.model, sequences, max_gb=self.config.max_cache_gb)
 
     def _target_head(self, student: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-        """Target logits over the draft's vocabulary: the student's frozen head is the target's, cut to it."""
+        """Target logits over the draft's vocabulary: the student's frozen head is the target's."""
         return lambda hidden: head_logits(student, hidden)
 
     def _facts(
@@ -154,6 +151,7 @@ class Distillation:
             "held_out_coverage": held_out_coverage,
             "loss": outcome.history[-1]["loss"],
             "history": [
-                {name: entry[name] for name in ("step", "loss", "alpha")} for entry in outcome.history
+                {name: entry[name] for name in ("step", "loss", "alpha")}
+                for entry in outcome.history
             ],
         }

@@ -20,7 +20,8 @@ class DistillConfig:
         schedule: cosine, or wsd (warm-up, stable, linear decay over the last fifth).
         max_grad_norm: Clipping.
         mixed_precision: bf16 or no.
-        signal: cache (last hidden states of the target on disk) or online (target forward in every step).
+        signal: cache (last hidden states of the target on disk) or online (a target forward in
+            every step).
         max_cache_gb: The cache is refused above this size.
         checkpoint_steps: A checkpoint every so many steps.
         log_steps: A line of history every so many steps.

@@ -1,5 +1,7 @@
-"""What the target says at every response position: its last hidden state, from which exact logits follow by one matmul, and the
-log-normaliser of its full distribution. Either cached on disk, memory-mapped, or computed in every step.
+"""What the target says at every response position.
+
+Its last hidden state, from which exact logits follow by one matmul, and the log-normaliser of its
+full distribution: either cached on disk, memory-mapped, or computed in every step.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -23,12 +25,19 @@ from draftsmith.errors import DraftError
 _LOG = logging.getLogger(__name__)
 _TOKENS_PER_FORWARD = 4096
 _SPOT_CHECKS = 3
+_MAX_DEVIATION, _MIN_COSINE = 1.0, 0.98  # far outside bfloat16 noise
 _BYTES_PER_GB = 1e9
+_NORMALISER_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Signal:
-    """Of the positions that a batch masks, in row-major order: `hidden` `[n, width]`, `log_normaliser` float32 `[n]`."""
+    """Signal of the positions that a batch masks, in row-major order.
+
+    Attributes:
+        hidden: `[n, width]` in the target's dtype.
+        log_normaliser: float32 `[n]`.
+    """
 
     hidden: Tensor
     log_normaliser: Tensor
@@ -53,8 +62,8 @@ class OnlineSignals:
         token_ids = batch.token_ids.to(self._target.device)
         hidden = self._target.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
         masked = hidden[batch.mask.to(hidden.device)]
-        parts = [head_logits(self._target, part).float().logsumexp(-1) for part in masked.split(1024)]
-        return Signal(masked, torch.cat(parts))
+        logits = (head_logits(self._target, part).float() for part in masked.split(1024))
+        return Signal(masked, torch.cat([part.logsumexp(-1) for part in logits]))
 
 
 class CachedSignals:
@@ -67,7 +76,8 @@ class CachedSignals:
         max_gb: Refuse above this size (10^9 bytes).
 
     Raises:
-        DraftError: The cache would be larger than `max_gb`, or a stored sequence does not match a forward of it alone.
+        DraftError: The cache would be larger than `max_gb`, or a stored sequence does not match a
+            forward of it alone.
     """
 
     def __init__(
@@ -78,16 +88,16 @@ class CachedSignals:
         *,
         max_gb: float,
     ) -> None:
-        self._offsets = np.cumsum([0] + [s.num_predicted for s in sequences]).tolist()
+        self._offsets: list[int] = np.cumsum([0] + [s.num_predicted for s in sequences]).tolist()
         width = int(target.config.get_text_config().hidden_size)
         total = self._offsets[-1]
-        _require_room(total, width, max_gb)
-        self._dtype = target.get_output_embeddings().weight.dtype
-        stored = np.float32 if self._dtype == torch.float32 else np.uint16
+        self._dtype: torch.dtype = target.get_output_embeddings().weight.dtype
+        stored = np.dtype(np.float32 if self._dtype == torch.float32 else np.uint16)
+        _require_room(total, width * stored.itemsize + _NORMALISER_BYTES, max_gb)
         directory.mkdir(parents=True, exist_ok=True)
         marker = directory / "finished.json"
         is_finished = marker.exists() and read_json(marker) == {"positions": total, "width": width}
-        mode = "r+" if is_finished else "w+"
+        mode: Literal["r+", "w+"] = "r+" if is_finished else "w+"
         self._hidden = np.memmap(directory / "hidden.bin", stored, mode, shape=(total, width))
         self._normaliser = np.memmap(directory / "normaliser.bin", np.float32, mode, shape=(total,))
         if is_finished:
@@ -129,11 +139,13 @@ class CachedSignals:
             batch = collate(sequences, [index])
             stored, fresh = self.signal(batch), online.signal(batch)
             worst = (stored.log_normaliser - fresh.log_normaliser.cpu()).abs().max()
-            cosine = torch.cosine_similarity(stored.hidden.float(), fresh.hidden.float().cpu(), dim=-1)
-            if float(worst) > 1.0 or float(cosine.min()) < 0.98:  # noqa: PLR2004  far outside bf16 noise
+            cosine = torch.cosine_similarity(
+                stored.hidden.float(), fresh.hidden.float().cpu(), dim=-1
+            ).min()
+            if not (float(worst) <= _MAX_DEVIATION and float(cosine) >= _MIN_COSINE):  # or NaN
                 raise DraftError(
                     f"checking the cached target signal of sequence {index}",
-                    found=f"cosine {float(cosine.min()):.3f}, normaliser off by {float(worst):.2f}",
+                    found=f"cosine {float(cosine):.3f}, normaliser off by {float(worst):.2f}",
                     expected="the signal of a forward of that sequence alone",
                     remedy="delete build/partial/distill and rerun",
                 )
@@ -157,13 +169,13 @@ def _by_length(sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
         yield group
 
 
-def _require_room(positions: int, width: int, max_gb: float) -> None:
-    size_gb = positions * (width * 4 + 4) / _BYTES_PER_GB
+def _require_room(positions: int, bytes_per_position: int, max_gb: float) -> None:
+    size_gb = positions * bytes_per_position / _BYTES_PER_GB
     _LOG.info("signal_cache=planned positions=%d size_gb=%.2f", positions, size_gb)
     if size_gb > max_gb:
         raise DraftError(
             "planning the cache of the target's hidden states",
             found=f"{size_gb:.1f} GB for {positions} positions",
             expected=f"at most distill.max_cache_gb = {max_gb} GB",
-            remedy="set distill.signal to online, raise distill.max_cache_gb, or use fewer rollouts",
+            remedy="set distill.signal to online, raise distill.max_cache_gb or use fewer rollouts",
         )

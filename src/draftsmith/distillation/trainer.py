@@ -1,7 +1,8 @@
-"""The training loop: `accelerate` for devices and precision, exact resume, history of loss and alpha.
+"""The training loop: `accelerate` for devices and precision, exact resume, a history.
 
-Knows nothing of recipes or registries. The data order follows from the step, there is no dropout and no other randomness, so a killed run
-that resumes ends with the draft that an unbroken one would have given.
+Knows nothing of recipes or registries. The data order follows from the step, there is no dropout
+and no other randomness, so a killed run that resumes ends with the draft that an unbroken one would
+have given.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -25,7 +26,7 @@ from draftsmith.artifacts import write_text
 from draftsmith.distillation.batches import TokenBatch, TrainingSequence, collate, step_indices
 from draftsmith.distillation.divergences import forward_kl, overlap
 from draftsmith.distillation.settings import DistillConfig
-from draftsmith.distillation.signals import SignalSource
+from draftsmith.distillation.signals import Signal, SignalSource
 from draftsmith.drafts.student import head_logits
 from draftsmith.errors import CorpusError
 
@@ -38,7 +39,14 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """`history` has one entry every `log_steps` steps; `resumed_at` is the step a checkpoint was found at, 0 for none."""
+    """What a run leaves besides the weights.
+
+    Attributes:
+        history: Step, loss, alpha and tokens/s, one entry every `log_steps` steps.
+        resumed_at: The step that a checkpoint was found at, 0 for none.
+        num_tokens: Response tokens of all sequences.
+        mask_coverage: Their share of all tokens.
+    """
 
     history: list[dict[str, float]]
     resumed_at: int
@@ -65,7 +73,7 @@ def distill(  # noqa: PLR0913  live objects of one training run
     *,
     config: DistillConfig,
     checkpoints: Path,
-    on_step: OnStep = lambda step, metrics: None,
+    on_step: OnStep = lambda _step, _metrics: None,
 ) -> TrainingOutcome:
     """Train the student's own weights, in place.
 
@@ -81,41 +89,20 @@ def distill(  # noqa: PLR0913  live objects of one training run
     Raises:
         CorpusError: No position is masked, or the loss is not finite.
     """
-    accelerator = Accelerator(
-        mixed_precision=config.mixed_precision,
-        gradient_accumulation_steps=config.gradient_accumulation,
-        cpu=not torch.cuda.is_available(),
-    )
-    trained = [p for p in student.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(
-        trained, lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.95)
-    )
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: learning_rate_factor(step, config)
-    )
-    module = _Objective(student, target_head)
-    module, optimizer, scheduler = accelerator.prepare(module, optimizer, scheduler)
-    run = _Run(accelerator, checkpoints, config)
-    resumed_at = run.resume(module)
-    module.train()
+    optimization = _Optimization(student, target_head, config)
+    run = _Run(optimization.accelerator, checkpoints, config)
+    resumed_at = run.resume()
     lengths = [len(sequence.token_ids) for sequence in sequences]
     clock = time.perf_counter()
     for step in range(resumed_at, config.steps):
         indices = step_indices(lengths, config.batch_size, seed=config.seed, step=step)
-        sums = torch.zeros(3)
-        for part in _parts(indices, config):
-            batch = collate(sequences, part)
-            with accelerator.accumulate(module):
-                loss, alpha, count = module(batch, signals.signal(batch), accelerator.device)
-                accelerator.backward(loss)
-                if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(trained, config.max_grad_norm)
-                optimizer.step()
-                scheduler.step()
-                optimizer.zero_grad()
-            sums += torch.tensor([float(loss) * count, float(alpha) * count, float(count)])
+        batches = [collate(sequences, part) for part in _parts(indices, config)]
+        num_positions = sum(int(batch.mask.sum()) for batch in batches)
+        _require(num_positions > 0, step, found="no response position")
+        loss, alpha = optimization.step(batches, signals, num_positions)
+        _require(math.isfinite(loss), step, found=f"a loss of {loss}")
         now = time.perf_counter()
-        metrics = _metrics(step, sums, now - clock)
+        metrics = {"loss": loss, "alpha": alpha, "tokens_per_s": num_positions / (now - clock)}
         clock = now
         run.after_step(step, metrics)
         on_step(step, metrics)
@@ -128,32 +115,84 @@ def _parts(indices: list[int], config: DistillConfig) -> Iterator[list[int]]:
         yield indices[start : start + size]
 
 
-def _metrics(step: int, sums: Tensor, seconds: float) -> dict[str, float]:
-    loss, alpha, count = sums.tolist()
-    if count == 0 or not math.isfinite(loss):
+def _require(holds: bool, step: int, *, found: str) -> None:
+    if not holds:
         raise CorpusError(
             f"training step {step}",
-            found="no response position" if count == 0 else f"a loss of {loss}",
+            found=found,
             expected="response tokens under the mask and a finite loss",
             remedy="check the corpus (prompt and response boundaries) and the learning rate",
         )
-    return {"loss": loss / count, "alpha": alpha / count, "tokens_per_s": count / seconds}
+
+
+class _Optimization:
+    """The prepared student with its optimizer and schedule.
+
+    Accumulation is counted here and not by `accelerate`, whose counter would run over the end of an
+    epoch, where the last batch may have fewer parts than the others.
+    """
+
+    def __init__(
+        self,
+        student: PreTrainedModel,
+        target_head: Callable[[Tensor], Tensor],
+        config: DistillConfig,
+    ) -> None:
+        self.accelerator = Accelerator(
+            mixed_precision=config.mixed_precision, cpu=not torch.cuda.is_available()
+        )
+        self._config = config
+        self._trained = [p for p in student.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(
+            self._trained,
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            betas=(0.9, 0.95),
+        )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: learning_rate_factor(step, config)
+        )
+        prepared = self.accelerator.prepare(_Objective(student, target_head), optimizer, scheduler)
+        self._module, self._optimizer, self._scheduler = prepared
+        self._module.eval()  # the mode without dropout
+
+    def step(
+        self, batches: Sequence[TokenBatch], signals: SignalSource, num_positions: int
+    ) -> tuple[float, float]:
+        """One optimizer step over the parts of a batch; returns mean loss and alpha by position.
+
+        Every part's loss is divided by the positions of all parts, so that the gradient does not
+        depend on how a batch is cut.
+        """
+        loss, alpha = 0.0, 0.0
+        for number, batch in enumerate(batches, start=1):
+            is_last = number == len(batches)
+            with nullcontext() if is_last else self.accelerator.no_sync(self._module):
+                total, agreed = self._module(batch, signals.signal(batch), self.accelerator.device)
+                self.accelerator.backward(total / num_positions)
+            loss += float(total.detach()) / num_positions
+            alpha += float(agreed) / num_positions
+        self.accelerator.clip_grad_norm_(self._trained, self._config.max_grad_norm)
+        self._optimizer.step()
+        self._scheduler.step()
+        self._optimizer.zero_grad()
+        return loss, alpha
 
 
 class _Objective(nn.Module):
-    """Student and loss in one module, so that `accelerate` wraps both for any number of processes."""
+    """Student and loss in one module, so that `accelerate` wraps both."""
 
     def __init__(self, student: PreTrainedModel, target_head: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.student = student
         self._target_head = target_head
 
-    def forward(self, batch: TokenBatch, signal: Any, device: torch.device) -> tuple[Tensor, Tensor, int]:  # noqa: ANN401
-        """Mean loss and alpha over the masked positions, and their number."""
-        hidden = self.student.base_model(
-            input_ids=batch.token_ids.to(device), use_cache=False
-        ).last_hidden_state[batch.mask.to(device)]
-        total, agreed = hidden.new_zeros((), dtype=torch.float32), 0.0
+    def forward(
+        self, batch: TokenBatch, signal: Signal, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Sums of loss and alpha over the masked positions."""
+        hidden = self._last_hidden(batch.token_ids.to(device))[batch.mask.to(device)]
+        total, agreed = hidden.new_zeros((2,), dtype=torch.float32)
         for start in range(0, len(hidden), _POSITIONS_PER_CHUNK):
             chunk = slice(start, start + _POSITIONS_PER_CHUNK)
             with torch.no_grad():
@@ -161,20 +200,32 @@ class _Objective(nn.Module):
                 log_p = target - signal.log_normaliser[chunk].to(device)[:, None]
             log_q = head_logits(self.student, hidden[chunk]).float().log_softmax(-1)
             total = total + forward_kl(log_p, log_q).sum()
-            agreed += float(overlap(log_p, log_q.detach()).sum())
-        count = max(1, len(hidden))
-        return total / count, torch.tensor(agreed / count), len(hidden)
+            agreed = agreed + overlap(log_p, log_q.detach()).sum()
+        return total, agreed
+
+    def _last_hidden(self, token_ids: Tensor) -> Tensor:
+        inputs = {"input_ids": token_ids}
+        embedding = self.student.get_input_embeddings()
+        is_mixed = torch.is_autocast_enabled(token_ids.device.type)
+        if not is_mixed and embedding.weight.dtype != torch.float32:
+            # The target's embedding under layers in float32, without autocast to join them.
+            inputs = {"inputs_embeds": embedding(token_ids).float()}
+        hidden: Tensor = self.student.base_model(**inputs, use_cache=False).last_hidden_state
+        return hidden
 
 
 class _Run:
-    """Checkpoints and history of one run in one folder; a checkpoint counts only once its folder has its final name."""
+    """Checkpoints and history of one run in one folder.
+
+    A checkpoint counts only once its folder has its final name.
+    """
 
     def __init__(self, accelerator: Accelerator, folder: Path, config: DistillConfig) -> None:
         self._accelerator, self._folder, self._config = accelerator, folder, config
         self._history: list[dict[str, float]] = []
 
-    def resume(self, module: nn.Module) -> int:  # noqa: ARG002  state goes into the prepared objects
-        """Load the newest checkpoint; returns the number of finished steps."""
+    def resume(self) -> int:
+        """Load the newest checkpoint into the prepared objects; returns the finished steps."""
         finished = sorted(self._folder.glob("step-*"))
         if not finished:
             return 0

@@ -1,1 +1,1 @@
-"""Draft models: building a student from a target, the draft's vocabulary, and its checkpoint on disk."""
+"""Draft models: a student made from a target, the draft's vocabulary, its checkpoint on disk."""

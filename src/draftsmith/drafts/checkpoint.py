@@ -1,6 +1,8 @@
-"""A draft on disk: `draft.json`, `config.json`, `model.safetensors` (its own weights only) and, if trimmed, `vocabulary.safetensors`.
+"""A draft on disk.
 
-Embedding and head come from the target at load time, so a draft can only be loaded beside a target; its digests are verified.
+`draft.json`, `config.json`, `model.safetensors` (its own weights only) and, if trimmed,
+`vocabulary.safetensors`. Embedding and head come from the target at load time, so a draft can only
+be loaded beside a target; its digests are verified.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ VOCABULARY = "vocabulary.safetensors"
 
 @dataclass(frozen=True)
 class LoadedDraft:
-    """A draft beside its target; `token_ids` maps its output rows to the target's ids, None is the identity."""
+    """A draft beside its target.
+
+    `token_ids` maps its output rows to the target's ids; None is the identity.
+    """
 
     model: PreTrainedModel
     token_ids: Tensor | None
@@ -106,7 +111,8 @@ def load_draft(
     Args:
         directory: What `save_draft` wrote.
         target: Live target.
-        target_digest: Digest of `target`; None skips the comparison with the manifest (drift tests put a draft on another target).
+        target_digest: Digest of `target`; None skips the comparison with the manifest (drift tests
+            put a draft on another target).
 
     Raises:
         DraftError: The draft belongs to another target, is damaged, or does not fit the target.
@@ -119,19 +125,14 @@ def load_draft(
             expected=f"target {manifest.target_digest}, from which it was distilled",
             remedy="load the matching target, or distil a draft for this one with `dvc repro`",
         )
-    _verify(directory, manifest)
-    token_ids = None
-    if manifest.vocabulary_digest is not None:
-        token_ids = load_file(directory / VOCABULARY)["token_ids"]
-        if vocabulary_digest(token_ids) != manifest.vocabulary_digest:
-            raise _damaged(directory / VOCABULARY, "another vocabulary map")
-        if int(token_ids.max()) >= target.get_output_embeddings().weight.shape[0]:
-            raise _misfit(directory, "a vocabulary map that reaches past the target's vocabulary")
+    state, token_ids = _verified(directory, manifest)
+    vocab_size = target.get_output_embeddings().weight.shape[0]
+    if token_ids is not None and int(token_ids.max()) >= vocab_size:
+        raise _misfit(directory, "a vocabulary map that reaches past the target's vocabulary")
     config = AutoConfig.from_pretrained(directory)
     if config.hidden_size != target.config.get_text_config().hidden_size:
         raise _misfit(directory, f"hidden size {config.hidden_size}")
     model = empty_student(config, target, token_ids)
-    state = load_file(directory / WEIGHTS)
     missing = set(own_parameter_names(model)) ^ set(state)
     if missing:
         raise _misfit(directory, f"weights that differ by {sorted(missing)[:3]}")
@@ -139,14 +140,24 @@ def load_draft(
     return LoadedDraft(model, token_ids, manifest)
 
 
-def _verify(directory: Path, manifest: DraftManifest) -> None:
-    weights = directory / WEIGHTS
-    if digest_file(weights) != manifest.weights_digest:
-        raise _damaged(weights, "other bytes than the manifest's digest says")
+def _verified(directory: Path, manifest: DraftManifest) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Weights and vocabulary map, both of the manifest's digests."""
+    if digest_file(directory / WEIGHTS) != manifest.weights_digest:
+        raise _damaged(directory / WEIGHTS, "other bytes than the manifest's digest says")
+    state = _read_tensors(directory / WEIGHTS)
+    if manifest.vocabulary_digest is None:
+        return state, None
+    token_ids = _read_tensors(directory / VOCABULARY).get("token_ids")
+    if token_ids is None or vocabulary_digest(token_ids) != manifest.vocabulary_digest:
+        raise _damaged(directory / VOCABULARY, "another vocabulary map")
+    return state, token_ids
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
-        load_file(weights)
-    except SafetensorError as error:
-        raise _damaged(weights, str(error)) from error
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise _damaged(path, str(error)) from error
 
 
 def _damaged(path: Path, found: str) -> DraftError:
@@ -168,7 +179,7 @@ def _misfit(directory: Path, found: str) -> DraftError:
 
 
 def with_full_head(draft: LoadedDraft, target: PreTrainedModel) -> PreTrainedModel:
-    """The same student under the target's whole output head, for engines that know no trimmed vocabulary."""
+    """The student under the target's whole head, for engines that know no trimmed vocabulary."""
     full = empty_student(draft.model.config, target, None)
     state = draft.model.state_dict()
     full.load_state_dict({name: state[name] for name in own_parameter_names(full)}, strict=False)
@@ -182,7 +193,7 @@ def copy_draft(source: Path, directory: Path) -> DraftManifest:
         DraftError: The source is damaged.
     """
     manifest = read_manifest(source)
-    _verify(source, manifest)
+    _verified(source, manifest)
     with atomic_directory(directory) as folder:
         for file in sorted(source.iterdir()):
             shutil.copy2(file, folder / file.name)

@@ -1,4 +1,7 @@
-"""`draft.json`: what a draft is, what it was distilled from, and how. The digest says what it is; the rest is provenance."""
+"""`draft.json`: what a draft is, what it was distilled from, and how.
+
+The digest says what it is; the rest is provenance.
+"""
 
 from __future__ import annotations
 
@@ -71,9 +74,10 @@ def read_manifest(directory: Path) -> DraftManifest:
     data = read_json(directory / FILE_NAME)
     names = {field.name for field in dataclasses.fields(DraftManifest)}
     if set(data) != names or data["schema"] != SCHEMA:
+        strange = sorted(set(data) ^ names)
         raise DraftError(
             f"reading {directory / FILE_NAME}",
-            found=f"schema {data.get('schema')} with keys {sorted(set(data) ^ names)} missing or extra",
+            found=f"schema {data.get('schema')} with keys {strange} missing or extra",
             expected=f"schema {SCHEMA}",
             remedy="rebuild the draft with this version of draftsmith",
         )

@@ -1,7 +1,8 @@
-"""A student: a causal LM of the target's own class with a few of its layers, initialised from the target.
+"""A student: a causal LM of the target's own class that starts as a few of the target's layers.
 
-Embeddings and output head stay the target's: the input embedding is the same module, the head holds the target's rows of the draft's vocabulary.
-Neither is trained or stored with the draft. Nothing here is special to one model class: layers are found by their number.
+Embeddings and output head stay the target's: the input embedding is the same module, the head holds
+the target's rows of the draft's vocabulary. Neither is trained or stored with the draft. Nothing
+here is special to one model class: layers are found by their number.
 """
 
 from __future__ import annotations
@@ -34,14 +35,19 @@ def resolve_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
     return resolved
 
 
-def student_config(target_config: Any, layers: Sequence[int]) -> Any:  # noqa: ANN401  Transformers configs
-    """The target's configuration cut down to `layers`; lists with one entry a layer are cut alike."""
+def student_config(
+    target_config: Any,  # noqa: ANN401  Transformers configurations share no useful type
+    layers: Sequence[int],
+) -> Any:  # noqa: ANN401
+    """The target's configuration cut down to `layers`; lists of one entry a layer are cut alike."""
     config = copy.deepcopy(target_config)
     num_layers = int(config.num_hidden_layers)
     per_layer = {
         name: [value[index] for index in layers]
         for name, value in config.to_dict().items()
-        if isinstance(value, list) and len(value) == num_layers
+        if isinstance(value, list)
+        and len(value) == num_layers
+        and not name.endswith("_token_id")  # several ids that end a turn
     }
     config.num_hidden_layers = len(layers)
     for name, value in per_layer.items():
@@ -63,7 +69,8 @@ def build_student(
     Returns:
         The student in the target's dtype and on its device; embedding and head are frozen.
     """
-    student = empty_student(student_config(target.config.get_text_config(), layers), target, token_ids)
+    config = student_config(target.config.get_text_config(), layers)
+    student = empty_student(config, target, token_ids)
     own = own_parameter_names(student)
     source = target.state_dict()
     prefix = layer_prefix(target)
@@ -83,21 +90,22 @@ def empty_student(
     target: PreTrainedModel,
     token_ids: Tensor | None,
 ) -> PreTrainedModel:
-    """A student with the target's embedding and head in place and everything else uninitialised by the target."""
+    """A student with the target's embedding and head in place; the rest knows no target yet."""
     own_config = copy.deepcopy(config)  # from_config writes into the object it is given
     student: PreTrainedModel = AutoModelForCausalLM.from_config(
         own_config, dtype=target.dtype, attn_implementation="sdpa"
     )
     student.set_input_embeddings(target.get_input_embeddings())
     student.set_output_embeddings(_head(target, token_ids))
-    student.to(target.device)
+    student.to(target.device)  # type: ignore[arg-type]  # annotated as an unbound method
     for module in (student.get_input_embeddings(), student.get_output_embeddings()):
         module.requires_grad_(requires_grad=False)
-    return student.eval()
+    student.eval()
+    return student
 
 
 def _head(target: PreTrainedModel, token_ids: Tensor | None) -> nn.Module:
-    head = target.get_output_embeddings()
+    head: nn.Linear = target.get_output_embeddings()
     if token_ids is None:
         return head
     rows = token_ids.to(head.weight.device)
@@ -150,10 +158,12 @@ def num_trained_parameters(student: PreTrainedModel) -> int:
 def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """Logits of last hidden states `[..., hidden]`, as the model's own forward makes them.
 
-    Families that scale or cap their logits say so in their configuration; `check_head` proves the result.
+    Families that scale or cap their logits say so in their configuration; `check_head` proves the
+    result. Hidden states of a student that trains in float32 are rounded to the head's dtype.
     """
     config = model.config.get_text_config()
-    logits: Tensor = model.get_output_embeddings()(hidden)
+    head = model.get_output_embeddings()
+    logits: Tensor = head(hidden.to(head.weight.dtype))
     if getattr(config, "logits_scaling", None):
         logits = logits / config.logits_scaling
     if getattr(config, "logit_scale", None):
@@ -169,6 +179,7 @@ def check_head(model: PreTrainedModel, token_ids: Tensor) -> None:
     Raises:
         DraftError: They differ: the model does something to its logits that is not known here.
     """
+    token_ids = token_ids.to(model.device)
     hidden = model.base_model(input_ids=token_ids).last_hidden_state
     ours, theirs = head_logits(model, hidden).float(), model(input_ids=token_ids).logits.float()
     worst = float((ours - theirs).abs().max())

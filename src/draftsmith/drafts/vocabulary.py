@@ -1,7 +1,7 @@
 """The draft's vocabulary: which of the target's tokens the draft can propose.
 
-A trimmed vocabulary makes the output layer, and so training and drafting, cheaper; tokens outside it have q = 0 and are never proposed,
-so their share of the target's text caps acceptance.
+A trimmed vocabulary makes the output layer, and so training and drafting, cheaper; tokens outside
+it have q = 0 and are never proposed, so their share of the target's text caps acceptance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def count_tokens(sequences: Iterable[list[int]], vocab_size: int) -> Tensor:
 def choose_tokens(counts: Tensor, size: int, *, always: Iterable[int] = ()) -> Tensor:
     """The `size` most frequent ids, ascending, int64.
 
-    Ties go to the lower id: byte-pair vocabularies number merges by frequency, so the lower id is the better guess for an unseen token.
+    Ties go to the lower id: byte-pair vocabularies number merges by frequency, so the lower id is
+    the better guess for an unseen token.
 
     Args:
         counts: int64 `[vocab_size]`.

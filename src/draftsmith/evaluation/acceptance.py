@@ -1,4 +1,7 @@
-"""Acceptance, two ways: teacher-forced alpha on the target's own rollouts, and survival and tau from the real decoder."""
+"""Acceptance, two ways.
+
+Teacher-forced alpha on the target's own rollouts, and survival and tau from the real decoder.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +48,9 @@ def teacher_forced_alpha(
     rollouts: Sequence[Rollout],
     *,
     temperature: float,
-    on_batch: Callable[[int], None] = lambda num_rollouts: None,
+    on_batch: Callable[[int], None] = lambda _num_rollouts: None,
 ) -> dict[str, PromptAlpha]:
-    """alpha = sum_x min(p(x), q(x)) at every response position, averaged by prompt.
+    """Mean by prompt of alpha = sum_x min(p(x), q(x)) at every response position.
 
     Args:
         target: Live target.
@@ -78,7 +81,7 @@ def teacher_forced_alpha(
 def _overlap(
     target: PreTrainedModel, draft: LoadedDraft, hidden: list[Tensor], sampling: SamplingTensors
 ) -> Tensor:
-    """alpha of single positions `[n]` from last hidden states `[n, width]` of target and draft."""
+    """Each position's alpha, `[n]`, from last hidden states `[n, width]` of target and draft."""
     p = distribution(head_logits(target, hidden[0]).float()[None], sampling)
     q_logits = head_logits(draft.model, hidden[1]).float()[None]
     q = distribution(q_logits, sampling, draft.token_ids)
@@ -136,7 +139,7 @@ def decode(
     *,
     temperature: float,
     plan: DecodingPlan,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: Callable[[Event], None] = lambda _event: None,
 ) -> dict[str, Result]:
     """Decode (id, token ids) prompts speculatively; results by prompt id."""
     proposer = DraftModelProposer(draft.model, draft.token_ids)

@@ -1,10 +1,14 @@
-"""The contestants of a benchmark: our engine with and without drafts, and Transformers' own `generate` on the same weights."""
+"""The contestants of a benchmark: our engine with and without drafts, and Transformers' `generate`.
+
+All of them run on the same weights.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
@@ -29,7 +33,8 @@ _COST_CONTEXT = 160
 def twin(model: PreTrainedModel) -> PreTrainedModel:
     """The same weights under a configuration of their own, with Transformers' sdpa attention.
 
-    The engine switches the attention of the model it drives; the twin keeps Transformers' own for baselines.
+    The engine switches the attention of the model it drives; the twin keeps Transformers' own for
+    baselines.
     """
     memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     other = copy.deepcopy(model, memo)
@@ -84,7 +89,10 @@ class Contestants:
         return self._generate(twin(self.target), max_new_tokens, None, 0)
 
     def assisted(self, draft_length: int, *, max_new_tokens: int) -> Arm:
-        """Assisted generation of Transformers with the same draft under the target's whole head, at a constant draft length."""
+        """Assisted generation of Transformers at a constant draft length.
+
+        With the same draft under the target's whole head.
+        """
         assistant = with_full_head(self.draft, self.target)
         return self._generate(twin(self.target), max_new_tokens, assistant, draft_length)
 
@@ -111,7 +119,7 @@ class Contestants:
             total = 0
             for ids in prompts:
                 inputs = torch.tensor([ids], device=target.device)
-                output = target.generate(
+                output = target.generate(  # type: ignore[operator]  # of GenerationMixin
                     inputs,
                     attention_mask=torch.ones_like(inputs),
                     max_new_tokens=max_new_tokens,
@@ -150,7 +158,7 @@ def forward_costs(
         places = rows + context + torch.arange(width, device=target.device)
         model.forward(places % 100, places, span=context + width)
 
-    actions = {f"target-{w}": lambda w=w: step(target, w) for w in sorted({1, *widths})}  # type: ignore[misc]  # a lambda's default
-    times = median_ms({"draft": lambda: step(draft, 1), **actions}, repeats)
+    actions = {f"target-{width}": partial(step, target, width) for width in sorted({1, *widths})}
+    times = median_ms({"draft": partial(step, draft, 1), **actions}, repeats)
     verify = {width: times[f"target-{width}"] for width in sorted({1, *widths})}
     return ForwardCosts(times["target-1"], times["draft"], verify)

@@ -1,6 +1,7 @@
 """One recipe's entry of reports/benchmark.json: the measured speed of a pair on this device.
 
-Chooses the draft length on a few calibration prompts and confirms it on others, interleaved with the same engine without drafts and with Transformers.
+Chooses the draft length on a few calibration prompts and confirms it on others, interleaved with
+the same engine without drafts and with Transformers.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from draftsmith.artifacts import digest_json, read_json, short, write_json
 from transformers import PreTrainedModel
 
+from draftsmith.artifacts import digest_json, read_json, short, write_json
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.drafts.checkpoint import LoadedDraft
 from draftsmith.evaluation.arms import Contestants, forward_costs
@@ -24,12 +25,20 @@ from draftsmith.evaluation.timing import Timings, interleave, speed_ratio
 
 _LOG = logging.getLogger(__name__)
 
+# Name -> the arm above and the arm below the line.
+_RATIOS = {
+    "engine_vs_generate": ("gamma_0", "transformers_generate"),
+    "speculative_vs_generate": ("speculative", "transformers_generate"),
+    "speculative_vs_assisted": ("speculative", "transformers_assisted"),
+    "speculative_vs_prompt_lookup": ("speculative", "prompt_lookup"),
+}
+
 Phase = Callable[[], dict[str, Any]]
 OnPhase = Callable[[str, int], Callable[[int], None]]
 
 
 def _silent(_phase: str, _total: int) -> Callable[[int], None]:
-    return lambda done: None
+    return lambda _done: None
 
 
 @dataclass(frozen=True)
@@ -39,9 +48,11 @@ class PairBench:
     Attributes:
         config: The benchmark section.
         contestants: The pair.
-        prompts: Token ids of eval prompts; the first `calibration_prompts` calibrate, the others confirm.
+        prompts: Token ids of eval prompts; the first `calibration_prompts` calibrate, the others
+            confirm.
         partial: Folder of finished phases of exactly this measurement; None keeps nothing.
-        on_phase: Called with a name and a number of groups when a phase starts; returns what is called as they finish.
+        on_phase: Called with a name and a number of groups when a phase starts; returns what is
+            called as they finish.
     """
 
     config: BenchmarkConfig
@@ -139,14 +150,8 @@ class PairBench:
             "speedup": self._ratio(timings, "speculative", "gamma_0"),
             "arms": entries,
             "ratios": {
-                "engine_vs_generate": self._ratio(timings, "gamma_0", "transformers_generate"),
-                "speculative_vs_generate": self._ratio(
-                    timings, "speculative", "transformers_generate"
-                ),
-                "speculative_vs_assisted": self._ratio(
-                    timings, "speculative", "transformers_assisted"
-                ),
-                "speculative_vs_prompt_lookup": self._ratio(timings, "speculative", "prompt_lookup"),
+                name: self._ratio(timings, *arms_of_ratio)
+                for name, arms_of_ratio in _RATIOS.items()
             },
         }
 
@@ -243,9 +248,10 @@ class Bench:
             partial: Folder for finished phases, emptied of this measurement's at the end.
         """
         identity = {key: evaluated[key] for key in ("recipe", "draft_digest", "pair_digest")}
-        folder = partial / short(digest_json([identity, asdict(self.config), dict(device)]))
         prompts = list({r.prompt_id: (r.domain, r.prompt_ids) for r in self.rollouts}.items())
         ordered = in_turn([(name, domain, ids) for name, (domain, ids) in prompts])
+        key = digest_json([identity, asdict(self.config), dict(device), ordered])
+        folder = partial / short(key)
         contestants = Contestants(self.target, draft, self.stop_ids)
         bench = PairBench(self.config, contestants, ordered, folder, self.on_phase)
         entry = bench.run(evaluated["survival"][str(contestants.temperature)])
@@ -254,11 +260,13 @@ class Bench:
 
 
 def in_turn(prompts: Sequence[tuple[str, str, list[int]]]) -> list[list[int]]:
-    """Token ids of (id, domain, ids), one of every domain in turn, each domain in the order of its ids: any first few are a fair sample."""
+    """Token ids of (id, domain, ids), one of every domain in turn: any first few are a fair sample.
+
+    Each domain keeps the order of its ids.
+    """
     by_domain: dict[str, list[list[int]]] = {}
     for _, domain, ids in sorted(prompts):
         by_domain.setdefault(domain, []).append(ids)
-    longest = max(map(len, by_domain.values()))
-    return [
-        group[index] for index in range(longest) for group in by_domain.values() if index < len(group)
-    ]
+    groups = list(by_domain.values())
+    longest = max(map(len, groups))
+    return [group[i] for i in range(longest) for group in groups if i < len(group)]

@@ -1,4 +1,7 @@
-"""Which recipe is proposed: the fastest on this device. The drift and the register stage must agree, so the rule lives here."""
+"""Which recipe is proposed: the fastest on this device.
+
+The drift and the register stage must agree, so the rule lives here.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ def best_recipe(benchmark: Mapping[str, Any]) -> str:
     Raises:
         EvidenceError: Nothing was measured.
     """
-    recipes = benchmark["recipes"]
+    recipes: Mapping[str, Mapping[str, Any]] = benchmark["recipes"]
     if not recipes:
         raise EvidenceError(
             "choosing a recipe",

@@ -1,6 +1,9 @@
-"""What speculation should yield: expected tokens of a round over the measured cost of its forwards. Pure arithmetic.
+"""What speculation should yield: expected tokens of a round over the measured cost of its forwards.
 
-Source: Leviathan et al. 2023, theorem 3.8, with measured survival in place of an i.i.d. acceptance rate.
+Pure arithmetic.
+
+Source: Leviathan et al. 2023, theorem 3.8, with measured survival in place of an i.i.d. acceptance
+rate.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class ForwardCosts:
 
 
 def expected_tokens(survival: Sequence[float], draft_length: int) -> float:
-    """tau of a draft length: 1 + the survival of its positions. [0.5, 0.2] at length 2 gives 1.7.
+    """Tokens of a round (tau): 1 + the survival of its positions. [0.5, 0.2] at length 2 gives 1.7.
 
     Raises:
         EvidenceError: Survival was not measured that far.

@@ -1,10 +1,14 @@
-"""One recipe's entry of reports/evaluation.json: alpha, tau and survival by domain and temperature, losslessness."""
+"""One recipe's entry of reports/evaluation.json.
+
+Alpha, tau and survival by domain and temperature, and losslessness.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +33,19 @@ from draftsmith.evaluation.settings import EvaluationConfig
 from draftsmith.targets.compatibility import require_same_tokenizer
 from draftsmith.targets.identity import TargetIdentity
 
+_DECODED_SECTIONS = (
+    "tau",
+    "survival",
+    "position_counts",
+    "conditional_acceptance",
+    "accepted_fraction",
+)
+
 OnPhase = Callable[[str, int], Callable[[int], None]]
 
 
 def _silent(_phase: str, _total: int) -> Callable[[int], None]:
-    return lambda done: None
+    return lambda _done: None
 
 
 @dataclass(frozen=True)
@@ -46,7 +58,8 @@ class Evaluator:
         identity: Which target it is.
         rollouts: The corpus' eval split.
         stop_ids: Ids that end a response.
-        on_phase: Called with a name and a number of prompts when a phase starts; returns what is called as they finish.
+        on_phase: Called with a name and a number of prompts when a phase starts; returns what is
+            called as they finish.
     """
 
     config: EvaluationConfig
@@ -118,7 +131,9 @@ class Evaluator:
             self.target, draft, chosen, temperature=temperature, on_batch=done
         )
 
-    def _summarise(self, alphas: Mapping[str, PromptAlpha], domains: Mapping[str, str]) -> dict[str, Any]:
+    def _summarise(
+        self, alphas: Mapping[str, PromptAlpha], domains: Mapping[str, str]
+    ) -> dict[str, Any]:
         return _by_domain(
             domains, list(alphas), lambda ids: self._mean([alphas[i].alpha for i in ids])
         )
@@ -152,16 +167,17 @@ class Evaluator:
             self.target, draft, prompts, temperature=temperature, plan=plan, on_event=on_event
         )
 
-    def _add_decoding(self, record: dict[str, Any], decoded: Mapping[float, dict[str, Result]]) -> None:
+    def _add_decoding(
+        self, record: dict[str, Any], decoded: Mapping[float, dict[str, Result]]
+    ) -> None:
         domains = {rollout.prompt_id: rollout.domain for rollout in self.rollouts}
-        sections = ("tau", "survival", "position_counts", "conditional_acceptance", "accepted_fraction")
-        for section in sections:
+        for section in _DECODED_SECTIONS:
             record[section] = {}
         for temperature, results in decoded.items():
             traces = [result.trace for result in results.values()]
             counts = position_counts(traces, self.config.draft_length)
             key = _key(temperature)
-            record["tau"][key] = _by_domain(domains, list(results), lambda ids, r=results: self._tau(r, ids))  # type: ignore[misc]  # mypy cannot type a lambda's default
+            record["tau"][key] = _by_domain(domains, list(results), partial(self._tau, results))
             record["survival"][key] = counts.survival
             record["position_counts"][key] = counts.drafted
             record["conditional_acceptance"][key] = counts.conditional_acceptance
@@ -235,5 +251,3 @@ def _by_domain(
         groups.setdefault(domains[prompt_id], []).append(prompt_id)
     parts = {domain: asdict(estimate(ids)) for domain, ids in sorted(groups.items())}
     return {**asdict(estimate(list(prompt_ids))), "by_domain": parts}
-
-

@@ -44,7 +44,7 @@ class BenchmarkConfig:
 
     Attributes:
         max_draft_length: Draft lengths 1 to this are calibrated.
-        calibration_prompts: Prompts that choose the draft length, at most 12; the others confirm it.
+        calibration_prompts: Prompts that choose the draft length, at most 12; others confirm it.
         calibration_tokens: Tokens of a calibration prompt.
         prompts: Prompts of the confirmation.
         max_new_tokens: Tokens of a confirmation prompt.

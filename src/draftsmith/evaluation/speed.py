@@ -1,7 +1,10 @@
-"""Measure a pair's speed without the pipeline: `python -m draftsmith.evaluation.speed --target DIR --draft DIR`.
+"""Measure a pair's speed without the pipeline.
 
-Needs torch, Transformers and safetensors only, so it runs on a GPU machine that has neither DVC, MLflow, Hydra nor datasets. Its JSON can be
-imported as evidence: it carries the digests of what it measured.
+    python -m draftsmith.evaluation.speed --target DIR --draft DIR
+
+Needs torch, Transformers and safetensors only, so it runs on a GPU machine that has neither DVC,
+MLflow, Hydra nor datasets. Its JSON can be imported as evidence: it carries the digests of what it
+measured.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ from draftsmith import provenance
 from draftsmith.artifacts import digest_json, write_json
 from draftsmith.corpus.chat import Chat, make_chat
 from draftsmith.corpus.prompts import Prompt, bundled_prompts, is_eval, read_jsonl
+from draftsmith.decoding.trace import position_counts
 from draftsmith.drafts.checkpoint import LoadedDraft, load_draft
 from draftsmith.errors import DraftsmithError
 from draftsmith.evaluation.acceptance import DecodingPlan, decode
 from draftsmith.evaluation.arms import Contestants
-from draftsmith.evaluation.settings import BenchmarkConfig
 from draftsmith.evaluation.benchmark import PairBench, in_turn
-from draftsmith.decoding.trace import position_counts
+from draftsmith.evaluation.settings import BenchmarkConfig
 from draftsmith.targets.loading import LoadedTarget, load_target
 
 _LOG = logging.getLogger(__name__)
@@ -36,7 +39,7 @@ _EXIT_USER_ERROR = 2
 def measure(
     target: LoadedTarget, draft: LoadedDraft, prompts: Sequence[Prompt], config: BenchmarkConfig
 ) -> dict[str, Any]:
-    """One recipe's entry of reports/benchmark.json, survival measured on the calibration prompts."""
+    """One recipe's entry of reports/benchmark.json; survival comes from the calibration prompts."""
     chat = make_chat(target.model, target.tokenizer)
     encoded = in_turn([(p.prompt_id, p.domain, chat.prompt_ids(p)) for p in prompts])
     survival = _survival(target, draft, encoded, chat, config)

@@ -1,4 +1,7 @@
-"""Clocks: arms timed on the same prompts in turn, and isolated forwards. The only module of the package that measures durations of models."""
+"""Clocks: arms timed on the same prompts in turn, and isolated forwards.
+
+The only module of the package that measures durations of models.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -45,12 +49,13 @@ def timed(action: Callable[[], int]) -> tuple[float, int]:
 def interleave(
     arms: Mapping[str, Arm],
     groups: Sequence[list[list[int]]],
-    on_group: Callable[[int], None] = lambda done: None,
+    on_group: Callable[[int], None] = lambda _done: None,
 ) -> dict[str, Timings]:
-    """Time every arm on every group of prompts, group by group, in alternating order (A B C, C B A, ...).
+    """Time every arm on every group of prompts, in alternating order (A B C, C B A, ...).
 
     Args:
-        arms: Name -> what decodes a group and returns the number of committed tokens. Each runs once untimed on the first group.
+        arms: Name -> what decodes a group and returns the number of committed tokens. Each runs
+            once untimed on the first group.
         groups: Prompts decoded together.
         on_group: Called with 1 when a group is done.
     """
@@ -58,9 +63,9 @@ def interleave(
     for arm in arms.values():
         arm(groups[0])
     for index, group in enumerate(groups):
-        order = list(arms) if index % 2 == 0 else list(reversed(arms))
-        for name in order:
-            seconds, tokens = timed(lambda name=name: arms[name](group))  # type: ignore[misc]  # a lambda's default
+        names = list(arms)
+        for name in names if index % 2 == 0 else reversed(names):
+            seconds, tokens = timed(partial(arms[name], group))
             timings[name].seconds.append(seconds)
             timings[name].tokens.append(tokens)
         on_group(1)
@@ -70,8 +75,8 @@ def interleave(
 def speed_ratio(fast: Timings, slow: Timings, *, seed: int) -> Estimate:
     """Tokens/s of one arm over another's, bootstrap over prompts.
 
-    Each group's times are taken per token of its own arm, so that outputs of unequal length (near-ties in bf16) do not count as speed; groups weigh by
-    the slow arm's tokens.
+    Each group's times are taken per token of its own arm, so that outputs of unequal length
+    (near-ties in bf16) do not count as speed; groups weigh by the slow arm's tokens.
     """
     weights = [float(tokens) for tokens in slow.tokens]
     baseline = slow.seconds

@@ -27,7 +27,7 @@ def recorded(pair: Mapping[str, Any] | None, *, root: Path = CHAMPIONS) -> Recor
 def known_record(
     start: Mapping[str, Any], evaluated: Mapping[str, Any], *, root: Path = CHAMPIONS
 ) -> Recorded | None:
-    """The own record of a draft that stage start took from a known pair; None for every other start.
+    """The record of a draft that stage start took from a known pair; None for every other start.
 
     Args:
         start: The recipe's entry of build/start.json.

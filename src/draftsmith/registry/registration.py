@@ -1,4 +1,4 @@
-"""From reports to the registry: propose the best recipe's pair, and carry out the gate's decision."""
+"""From reports to the registry: propose the best recipe's pair, carry out the gate's decision."""
 
 from __future__ import annotations
 
@@ -61,30 +61,13 @@ def register_proposal(
     recipe = best_recipe(proposal.benchmark)
     folder = proposal.drafts / recipe
     pair = PairRecord(proposal.target, DraftIdentity.from_json(read_json(folder / "draft.json")))
-    evaluated, measured = (
-        report["recipes"][recipe] for report in (proposal.evaluation, proposal.benchmark)
-    )
-    for name, report in (("evaluation", evaluated), ("benchmark", measured)):
-        if report["pair_digest"] != pair.digest:
-            raise EvidenceError(
-                f"registering {recipe}",
-                found=f"a {name} of pair {report['pair_digest']}",
-                expected=f"one of pair {pair.digest}, which is on disk",
-                remedy=f"run `dvc repro {'evaluate' if name == 'evaluation' else name}`",
-            )
-    device = proposal.benchmark["device"]
-    records = {
-        "target.json": proposal.target,
-        "evaluation.json": evaluated,
-        "benchmark.json": dict(measured) | {"device": device},
-        "drift.json": proposal.drift,
-    }
-    for name, record in records.items():
-        write_json(staging / name, record)
-    evidence = {name: staging / name for name in records}
-    evidence |= {f"plots/{path.name}": path for path in sorted(proposal.plots.rglob("*.png"))}
+    _require_evidence_of(proposal, recipe, pair.digest)
+    evidence = _stage_evidence(proposal, recipe, staging)
     tags = evidence_tags(
-        evaluated, measured, device=str(device["name"]), drift=str(proposal.drift["verdict"])
+        proposal.evaluation["recipes"][recipe],
+        proposal.benchmark["recipes"][recipe],
+        device=str(proposal.benchmark["device"]["name"]),
+        drift=str(proposal.drift["verdict"]),
     )
     source = describe_source(proposal.source.source, proposal.source.revision, root=root)
     version = store.register(pair, folder, evidence=evidence, tags=tags, target_source=source)
@@ -98,6 +81,36 @@ def register_proposal(
         "losers": losers(proposal.benchmark),
         "quarantine": store.resolve(version).quarantine,
     }
+
+
+def _require_evidence_of(proposal: Proposal, recipe: str, pair_digest: str) -> None:
+    """Refuse reports that were made of another pair than the one on disk."""
+    stages = {"evaluation": "evaluate", "benchmark": "benchmark"}
+    reports = {"evaluation": proposal.evaluation, "benchmark": proposal.benchmark}
+    for name, report in reports.items():
+        found = report["recipes"][recipe]["pair_digest"]
+        if found != pair_digest:
+            raise EvidenceError(
+                f"registering {recipe}",
+                found=f"a {name} of pair {found}",
+                expected=f"one of pair {pair_digest}, which is on disk",
+                remedy=f"run `dvc repro {stages[name]}`",
+            )
+
+
+def _stage_evidence(proposal: Proposal, recipe: str, staging: Path) -> dict[str, Path]:
+    """Write the recipe's own records; returns name in the registry -> file, plots included."""
+    measured = dict(proposal.benchmark["recipes"][recipe])
+    records = {
+        "target.json": proposal.target,
+        "evaluation.json": proposal.evaluation["recipes"][recipe],
+        "benchmark.json": measured | {"device": proposal.benchmark["device"]},
+        "drift.json": proposal.drift,
+    }
+    for name, record in records.items():
+        write_json(staging / name, record)
+    evidence = {name: staging / name for name in records}
+    return evidence | {f"plots/{p.name}": p for p in sorted(proposal.plots.rglob("*.png"))}
 
 
 def carry_out(

@@ -1,4 +1,7 @@
-"""Plots and metrics beside the reports: CSV for `dvc plots`, pictures for people, flat JSON for `dvc metrics`."""
+"""Plots and metrics beside the reports.
+
+CSV for `dvc plots`, pictures for people, flat JSON for `dvc metrics`.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,10 @@ def write_evaluation_plots(evaluation: Mapping[str, Any], reports: Path) -> None
     recipes: Mapping[str, Mapping[str, Any]] = evaluation["recipes"]
     headline = evaluation["temperatures"][0]
     with atomic_directory(reports / "plots" / "evaluation") as folder:
-        _write_csv(folder / "survival.csv", ("recipe", "temperature", "position", "survival"), _survival(recipes))
-        _write_csv(folder / "alpha.csv", ("recipe", "temperature", "domain", "alpha"), _alpha(recipes))
+        header = ("recipe", "temperature", "position", "survival")
+        _write_csv(folder / "survival.csv", header, _survival(recipes))
+        header = ("recipe", "temperature", "domain", "alpha")
+        _write_csv(folder / "alpha.csv", header, _alpha(recipes))
         for name, record in recipes.items():
             for suffix in _FORMATS:
                 write_figure(survival_by_position(record), folder / f"survival_{name}.{suffix}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from draftsmith.artifacts import short
@@ -78,7 +79,7 @@ def load_by_digest(
     digest: str,
     *,
     dtype: str | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedTarget:
     """Load the target with `digest` from its snapshot, after checking that it is the one.
@@ -87,7 +88,8 @@ def load_by_digest(
         root: Folder of all snapshots.
         digest: The identity's full digest.
         dtype: None for the dtype that the identity names; another one for analysis only.
-        device: Where the model goes, in torch's words.
+        device: Where the model goes, in torch's words; None takes the accelerator where there is
+            one, as `provenance.device` does.
         trust_remote_code: Whether Python files of the snapshot may be run.
 
     Raises:
@@ -104,7 +106,8 @@ def load_by_digest(
             "with target.snapshot: copy, overwriting a source does no harm",
         )
     chosen = identity.dtype if dtype is None else dtype
-    return _load(directory, identity, chosen, device, trust_remote_code=trust_remote_code)
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return _load(directory, identity, chosen, place, trust_remote_code=trust_remote_code)
 
 
 def _load(

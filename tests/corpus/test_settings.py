@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from draftsmith.corpus.settings import CorpusConfig, SourceConfig
+
+BUNDLED = SourceConfig(kind="bundled")
+SETTINGS = {
+    "sources": (BUNDLED,),
+    "eval_fraction": 0.3,
+    "train_temperatures": (0.0, 0.7),
+    "eval_temperatures": (0.0,),
+    "max_prompt_tokens": 64,
+    "max_new_tokens": 8,
+    "min_eval_prompts": 1,
+    "batch_size": 4,
+    "shard_size": 4,
+    "seed": 0,
+}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "dataset"])
+def test_a_source_that_reads_needs_a_path(kind):
+    assert SourceConfig(kind=kind, path="x").path == "x"
+    with pytest.raises(ValueError, match="path"):
+        SourceConfig(kind=kind)
+
+
+def test_self_written_prompts_need_a_count():
+    with pytest.raises(ValueError, match="count"):
+        SourceConfig(kind="self")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("sources", (), "sources"),
+        ("eval_fraction", 0.0, "eval_fraction"),
+        ("eval_fraction", 1.0, "eval_fraction"),
+        ("train_temperatures", (), "train_temperatures"),
+        ("eval_temperatures", (), "eval_temperatures"),
+        ("eval_temperatures", (-0.1,), "temperatures"),
+        ("max_new_tokens", 0, "token limits"),
+        ("batch_size", 0, "batch_size"),
+        ("shard_size", 0, "shard_size"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(key, value, message):
+    assert CorpusConfig(**SETTINGS).batch_size == 4
+    with pytest.raises(ValueError, match=message):
+        CorpusConfig(**{**SETTINGS, key: value})

@@ -1,0 +1,144 @@
+"""A whole distillation of a tiny target that was really trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftsmith.corpus.chat import make_chat
+from draftsmith.corpus.prompts import user_prompt
+from draftsmith.corpus.rollouts import Rollout
+from draftsmith.distillation.recipe import recipe_digest
+from draftsmith.distillation.run import Distillation
+from draftsmith.drafts.checkpoint import load_draft
+from draftsmith.drafts.manifest import read_manifest
+from draftsmith.drafts.settings import StudentConfig
+from draftsmith.errors import CorpusError, DraftError
+from draftsmith.targets.loading import load_target
+from tests import tiny_target
+from tests.distillation.small_training import make_config
+
+RECIPE = StudentConfig(family="student", layers=(0, -1), vocabulary_size=200)
+CONFIG = make_config(steps=24, signal="cache", mixed_precision="bf16", checkpoint_steps=10)
+CORPUS_DIGEST = "d" * 64
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target")
+    tokenizer = tiny_target.make_tokenizer()
+    model = tiny_target.make_model(tokenizer)
+    tiny_target.train(model, tokenizer, "home", steps=60)
+    tiny_target.save(model, tokenizer, folder)
+    return load_target(folder, dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def rollouts(target):
+    """The small world's own answers; every tenth is held out."""
+    chat = make_chat(target.model, target.tokenizer)
+    rows = []
+    for index, (domain, question, answer) in enumerate(tiny_target.conversations("home")):
+        response = target.tokenizer(f"{answer}<|end|>", add_special_tokens=False)["input_ids"]
+        ids = chat.prompt_ids(user_prompt(question, domain))
+        rows.append(Rollout(str(index), domain, 0.0, ids, response, finished=True))
+    held_out = rows[::10]
+    return {"train": [row for row in rows if row not in held_out], "eval": held_out}
+
+
+@pytest.fixture
+def job(target, rollouts):
+    def make(config=CONFIG, recipe=RECIPE, rows=rollouts):
+        return Distillation("small", recipe, config, target, CORPUS_DIGEST, rows)
+
+    return make
+
+
+def run(job, folder, partial, **options):
+    folder.mkdir()
+    return job.run(folder, partial, **options)
+
+
+def test_a_draft_comes_out_with_its_facts(job, target, rollouts, tmp_path):
+    manifest = run(job(), tmp_path / "draft", tmp_path / "partial")
+    assert read_manifest(tmp_path / "draft") == manifest
+    assert manifest.recipe == "small"
+    assert manifest.recipe_digest == recipe_digest(RECIPE, CONFIG)
+    assert manifest.target_digest == target.identity.digest
+    assert manifest.tokenizer_digest == target.identity.tokenizer_digest
+    assert manifest.corpus_digest == CORPUS_DIGEST
+    assert manifest.architecture["layers"] == [0, 3]
+    facts = manifest.training
+    assert facts["response_tokens"] == sum(len(r.response_ids) for r in rollouts["train"])
+    assert facts["longest_sequence"] <= 128
+    assert 0.9 < facts["held_out_coverage"] <= 1.0
+    assert [entry["step"] for entry in facts["history"]] == [float(n) for n in range(1, 25)]
+    assert facts["history"][-1]["alpha"] > facts["history"][0]["alpha"] + 0.1
+
+
+def test_the_draft_joins_its_target_and_knows_how_turns_end(job, target, tmp_path):
+    run(job(), tmp_path / "draft", tmp_path / "partial")
+    draft = load_draft(tmp_path / "draft", target.model, target_digest=target.identity.digest)
+    assert len(draft.token_ids) == 200
+    assert set(make_chat(target.model, target.tokenizer).stop_ids) <= set(draft.token_ids.tolist())
+    assert {p.dtype for p in draft.model.parameters()} == {torch.bfloat16}
+
+
+def test_a_recipe_may_keep_the_whole_vocabulary(job, target, tmp_path):
+    recipe = StudentConfig(family="student", layers=(0,), vocabulary_size=0)
+    manifest = run(job(recipe=recipe), tmp_path / "draft", tmp_path / "partial")
+    assert manifest.vocabulary_digest is None
+    assert manifest.training["held_out_coverage"] is None
+    load_draft(tmp_path / "draft", target.model, target_digest=target.identity.digest)
+
+
+def test_a_killed_distillation_gives_the_same_draft(job, tmp_path):
+    whole = run(job(), tmp_path / "whole", tmp_path / "one")
+
+    def kill(step, _metrics):
+        if step == 15:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(job(), tmp_path / "first", tmp_path / "two", on_step=kill)
+    steps = []
+    resumed = run(
+        job(), tmp_path / "second", tmp_path / "two", on_step=lambda step, _: steps.append(step)
+    )
+    assert steps == list(range(10, 24))
+    assert resumed == whole
+
+
+def test_checkpoints_go_and_the_signals_stay(job, tmp_path):
+    run(job(), tmp_path / "draft", tmp_path / "partial")
+    assert not list((tmp_path / "partial" / "checkpoints").iterdir())
+    assert len(list((tmp_path / "partial" / "signals").iterdir())) == 1
+
+
+def test_another_budget_takes_up_no_foreign_checkpoint(job, tmp_path):
+    def kill(step, _metrics):
+        if step == 15:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(job(), tmp_path / "first", tmp_path / "partial", on_step=kill)
+    steps = []
+    other = make_config(steps=12, signal="cache", mixed_precision="bf16", checkpoint_steps=10)
+    run(
+        job(config=other),
+        tmp_path / "second",
+        tmp_path / "partial",
+        on_step=lambda step, _: steps.append(step),
+    )
+    assert steps == list(range(12))
+
+
+def test_layers_that_the_target_lacks_are_refused(job, tmp_path):
+    recipe = StudentConfig(family="student", layers=(0, 4), vocabulary_size=0)
+    with pytest.raises(DraftError, match="4 layers"):
+        run(job(recipe=recipe), tmp_path / "draft", tmp_path / "partial")
+
+
+def test_a_corpus_without_responses_is_refused(job, tmp_path):
+    with pytest.raises(CorpusError, match="0 rollouts"):
+        run(job(rows={"train": [], "eval": []}), tmp_path / "draft", tmp_path / "partial")

@@ -1,0 +1,324 @@
+"""Phases, prompts and choices of a benchmark: contestants have known costs on their own clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from dataclasses import dataclass, field
+
+import pytest
+
+from draftsmith.artifacts import read_json, write_json
+from draftsmith.evaluation import timing
+from draftsmith.evaluation.arms import Contestants
+from draftsmith.evaluation.benchmark import Bench, PairBench, in_turn
+from draftsmith.evaluation.settings import BenchmarkConfig
+
+CONFIG = BenchmarkConfig(
+    max_draft_length=3,
+    calibration_prompts=2,
+    calibration_tokens=4,
+    prompts=3,
+    max_new_tokens=6,
+    assisted_lengths=(1, 2),
+    batch_sizes=(1, 2),
+    batch_tokens=5,
+    repeats=1,
+    seed=0,
+)
+# Seconds a token; the draft length 2 is the fastest.
+COSTS = {
+    "engine-0": 1.0,
+    "engine-1": 0.8,
+    "engine-2": 0.5,
+    "engine-3": 0.7,
+    "lookup-2": 0.9,
+    "transformers": 1.25,
+    "assisted-1": 2.0,
+    "assisted-2": 1.5,
+}
+SURVIVAL = [0.5, 0.25, 0.125]
+PHASES = ["calibration", "confirmation", "isolated forwards", "batches"]
+TICK_S = 1e-6
+
+
+class Killed(Exception):
+    """What a test raises where a real run would be killed."""
+
+
+class Phases:
+    """Notes what is measured, and may end the run when a phase starts."""
+
+    def __init__(self, kill_in=""):
+        self.names, self.totals, self.num_done = [], {}, {}
+        self._kill_in = kill_in
+
+    def __call__(self, name, total):
+        if name == self._kill_in:
+            raise Killed
+        self.names.append(name)
+        self.totals[name], self.num_done[name] = total, 0
+
+        def done(count):
+            self.num_done[name] += count
+
+        return done
+
+
+class Clock:
+    """Moves by a little on every look, so that no forward takes no time."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        self.now += TICK_S
+        return self.now
+
+
+@dataclass(frozen=True)
+class PricedContestants(Contestants):
+    """Real models for the isolated forwards; arms that move the clock and note their prompts."""
+
+    clock: Clock = field(default_factory=Clock)
+    seen: list[tuple[str, int, list[list[int]]]] = field(default_factory=list)
+
+    def engine(self, draft_length, *, max_new_tokens, batch_size=1):
+        return self._arm(f"engine-{draft_length}", max_new_tokens)
+
+    def prompt_lookup(self, draft_length, *, max_new_tokens):
+        return self._arm(f"lookup-{draft_length}", max_new_tokens)
+
+    def transformers(self, *, max_new_tokens):
+        return self._arm("transformers", max_new_tokens)
+
+    def assisted(self, draft_length, *, max_new_tokens):
+        return self._arm(f"assisted-{draft_length}", max_new_tokens)
+
+    def _arm(self, name, max_new_tokens):
+        def run(prompts):
+            self.seen.append((name, max_new_tokens, prompts))
+            tokens = max_new_tokens * len(prompts)
+            self.clock.now += tokens * COSTS[name]
+            return tokens
+
+        return run
+
+
+@pytest.fixture
+def contestants(target, drafts, stop_ids, monkeypatch):
+    priced = PricedContestants(target, drafts["student"], stop_ids)
+    clock = types.SimpleNamespace(perf_counter=priced.clock.perf_counter)
+    monkeypatch.setattr(timing, "time", clock)
+    return priced
+
+
+@pytest.fixture
+def token_ids(prompts):
+    return [ids for _, ids in prompts[:8]]
+
+
+@pytest.fixture
+def bench(contestants, token_ids, tmp_path):
+    """`bench(on_phase=, **changes)` -> a benchmark with its partial work in one folder."""
+
+    def make(on_phase=None, **changes):
+        default = PairBench(CONFIG, contestants, token_ids, tmp_path, on_phase or Phases())
+        return dataclasses.replace(default, **changes)
+
+    return make
+
+
+class TestEntry:
+    def test_the_fastest_lengths_are_chosen_and_confirmed(self, bench):
+        entry = bench().run(SURVIVAL)
+        assert entry["draft_length"] == 2
+        assert entry["arms"]["transformers_assisted"]["draft_length"] == 2
+        assert [c["draft_length"] for c in entry["calibration"]] == [1, 2, 3]
+        speedups = [c["speedup"] for c in entry["calibration"]]
+        assert speedups == pytest.approx([1 / 0.8, 1 / 0.5, 1 / 0.7], rel=1e-3)
+        assert entry["speedup"]["mean"] == pytest.approx(2.0, rel=1e-3)
+        assert entry["speedup"]["num_prompts"] == CONFIG.prompts
+
+    def test_every_ratio_is_that_of_its_two_arms(self, bench):
+        entry = bench().run(SURVIVAL)
+        speed = {name: arm["tokens_per_s"] for name, arm in entry["arms"].items()}
+        for name, fast, slow in (
+            ("engine_vs_generate", "gamma_0", "transformers_generate"),
+            ("speculative_vs_generate", "speculative", "transformers_generate"),
+            ("speculative_vs_assisted", "speculative", "transformers_assisted"),
+            ("speculative_vs_prompt_lookup", "speculative", "prompt_lookup"),
+        ):
+            assert entry["ratios"][name]["mean"] == pytest.approx(speed[fast] / speed[slow])
+
+    def test_every_batch_size_is_measured_with_and_without_drafts(self, bench):
+        for part, size in zip(bench().run(SURVIVAL)["batch"], CONFIG.batch_sizes, strict=True):
+            assert (part["batch_size"], part["draft_length"]) == (size, 2)
+            assert part["speedup"] == pytest.approx(2.0, rel=1e-3)
+            rate = part["baseline_tokens_per_s"] * part["speedup"]
+            assert part["tokens_per_s"] == pytest.approx(rate)
+
+    def test_the_prediction_follows_from_survival_and_costs(self, bench):
+        entry = bench().run(SURVIVAL)
+        cost = entry["cost"]
+        assert entry["tau"] == 1 + sum(SURVIVAL[:2])
+        round_ms = 2 * cost["draft_step_ms"] + cost["verify_ms"]["3"]
+        expected = entry["tau"] * cost["target_step_ms"] / round_ms
+        assert entry["predicted_speedup"] == pytest.approx(expected)
+        assert set(cost["verify_ms"]) == {"1", "2", "3", "4"}
+
+    def test_the_entry_can_be_written(self, bench, tmp_path):
+        entry = bench().run(SURVIVAL)
+        write_json(tmp_path / "entry.json", entry)
+        assert read_json(tmp_path / "entry.json") == entry
+
+
+class TestPrompts:
+    def test_calibration_and_confirmation_share_no_prompt(self, bench, contestants, token_ids):
+        bench().run(SURVIVAL)
+        used = {
+            limit: [ids for _, n, prompts in contestants.seen if n == limit for ids in prompts]
+            for limit in (CONFIG.calibration_tokens, CONFIG.max_new_tokens, CONFIG.batch_tokens)
+        }
+        calibration, confirmation, batches = (
+            {tuple(ids) for ids in used[limit]}
+            for limit in (CONFIG.calibration_tokens, CONFIG.max_new_tokens, CONFIG.batch_tokens)
+        )
+        assert calibration == {tuple(ids) for ids in token_ids[:2]}
+        assert confirmation == {tuple(ids) for ids in token_ids[2:5]}
+        assert batches <= confirmation
+
+    def test_a_batch_is_filled_even_when_there_are_few_prompts(self, bench, contestants):
+        config = dataclasses.replace(CONFIG, batch_sizes=(7,))
+        bench(config=config).run(SURVIVAL)
+        groups = [p for _, n, p in contestants.seen if n == CONFIG.batch_tokens]
+        assert {len(group) for group in groups} == {7}
+
+    def test_domains_take_turns_and_the_order_given_does_not_matter(self):
+        prompts = [
+            (f"{d}{i}", d, [ord(d), i]) for d in "cab" for i in range(3) if (d, i) != ("b", 2)
+        ]
+        expected = [[97, 0], [98, 0], [99, 0], [97, 1], [98, 1], [99, 1], [97, 2], [99, 2]]
+        assert in_turn(prompts) == in_turn(prompts[::-1]) == expected
+
+    def test_turns_follow_the_ids_so_a_sample_is_no_matter_of_names(self):
+        prompts = [("7", "a", [7]), ("3", "b", [3]), ("5", "a", [5])]
+        assert in_turn(prompts) == [[3], [5], [7]]
+
+
+class TestKills:
+    def test_all_phases_are_measured_and_told_of_their_work(self, bench):
+        phases = Phases()
+        bench(phases).run(SURVIVAL)
+        assert phases.names == PHASES
+        assert phases.totals["calibration"] == phases.num_done["calibration"] == 2
+        assert phases.totals["confirmation"] == phases.num_done["confirmation"] == 3
+        assert phases.totals["batches"] == phases.num_done["batches"] == 2
+
+    @pytest.mark.parametrize("index", range(len(PHASES)))
+    def test_finished_phases_are_not_measured_again(self, bench, contestants, index):
+        with pytest.raises(Killed):
+            bench(Phases(kill_in=PHASES[index])).run(SURVIVAL)
+        contestants.seen.clear()
+        phases = Phases()
+        entry = bench(phases).run(SURVIVAL)
+        assert phases.names == PHASES[index:]
+        limits = {limit for _, limit, _ in contestants.seen}
+        assert (CONFIG.calibration_tokens in limits) == (index == 0)
+        assert entry == bench(Phases()).run(SURVIVAL)
+
+    def test_without_a_folder_everything_is_measured_again(self, bench, tmp_path):
+        for _ in range(2):
+            phases = Phases()
+            bench(phases, partial=None).run(SURVIVAL)
+            assert phases.names == PHASES
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestBench:
+    """Whole measurements of a real pair, as small as they get."""
+
+    SMALL = BenchmarkConfig(
+        max_draft_length=1,
+        calibration_prompts=1,
+        calibration_tokens=2,
+        prompts=2,
+        max_new_tokens=3,
+        assisted_lengths=(1,),
+        batch_sizes=(2,),
+        batch_tokens=2,
+        repeats=1,
+        seed=0,
+    )
+    DEVICE = {"kind": "cpu", "name": "a"}
+
+    @pytest.fixture
+    def evaluated(self, drafts):
+        digest = drafts["trimmed"].manifest.digest
+        survival = {"0.0": [0.5, 0.25], "0.7": [0.0, 0.0]}
+        names = {"recipe": "trimmed", "draft_digest": digest, "pair_digest": "7" * 64}
+        return {**names, "survival": survival, "prompts": []}
+
+    @pytest.fixture
+    def measure(self, target, drafts, stop_ids, rollouts, evaluated, tmp_path):
+        def run(on_phase, *, config=self.SMALL, device=None, chosen=rollouts):
+            bench = Bench(config, target, stop_ids, chosen, on_phase)
+            return bench.measure(
+                drafts["trimmed"], evaluated, device=device or self.DEVICE, partial=tmp_path / "p"
+            )
+
+        return run
+
+    def test_the_entry_names_the_pair_and_its_folder_is_removed(self, measure, evaluated, tmp_path):
+        phases = Phases()
+        entry = measure(phases)
+        assert {key: entry[key] for key in ("recipe", "draft_digest", "pair_digest")} == {
+            key: evaluated[key] for key in ("recipe", "draft_digest", "pair_digest")
+        }
+        assert entry["tau"] == 1.5
+        assert entry["temperature"] == 0.0
+        assert phases.names == PHASES
+        assert list((tmp_path / "p").iterdir()) == []
+
+    def test_a_killed_measurement_is_taken_up_and_its_folder_removed_at_the_end(
+        self, measure, tmp_path
+    ):
+        with pytest.raises(Killed):
+            measure(Phases(kill_in="batches"))
+        (folder,) = (tmp_path / "p").iterdir()
+        kept = read_json(folder / "confirmation.json")
+        phases = Phases()
+        entry = measure(phases)
+        assert phases.names == ["batches"]
+        assert entry["speedup"] == kept["speedup"]
+        assert list((tmp_path / "p").iterdir()) == []
+
+    def test_partial_work_of_another_measurement_is_not_used(self, measure, rollouts):
+        with pytest.raises(Killed):
+            measure(Phases(kill_in="batches"))
+        others = {
+            "device": {"device": {"kind": "cpu", "name": "b"}},
+            "config": {"config": dataclasses.replace(self.SMALL, max_new_tokens=2)},
+            "prompts": {"chosen": rollouts[10:]},
+        }
+        for name, change in others.items():
+            phases = Phases()
+            measure(phases, **change)
+            assert (name, phases.names) == (name, PHASES)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("calibration_prompts", 0),
+        ("calibration_prompts", 13),
+        ("max_draft_length", 0),
+        ("prompts", 0),
+        ("repeats", 0),
+        ("assisted_lengths", ()),
+        ("assisted_lengths", (0,)),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(key, value):
+    with pytest.raises(ValueError, match=key):
+        dataclasses.replace(CONFIG, **{key: value})

@@ -13,6 +13,6 @@ __all__ = ["load_pair"]
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  a module attribute may be anything
     if name == "load_pair":
-        # By name, so that importing draftsmith stays light and no stage depends on the registry for it.
+        # By name: importing draftsmith stays light, and no stage depends on the registry for it.
         return importlib.import_module("draftsmith.registry.loading").load_pair
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,7 +37,7 @@ _HEADER = (
 
 
 def load_value(config_path: Path, key: str, hint: type[T]) -> T:
-    """Read one key of the composed configuration, dotted where it is nested, as the type form `hint`.
+    """Read one key, dotted where it is nested, as the type form `hint`.
 
     Raises:
         ConfigError: The file or the key is missing, or the value does not fit.

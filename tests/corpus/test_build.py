@@ -113,7 +113,7 @@ class TestContent:
         assert by_domain["chat"] == 10
         assert by_domain["walk"] + by_domain["meal"] == 24
         assert by_domain["saved"] == 8
-        assert 1 <= by_domain["self"] <= 20
+        assert 1 <= by_domain["self-written"] <= 20
 
     def test_the_first_prompts_of_a_source_are_taken(self, whole):
         first = {prompt.prompt_id for prompt in bundled_prompts()[:10]}
@@ -128,7 +128,7 @@ class TestContent:
             ]
         }
         for row in rows(whole[0]):
-            if row.domain != "self":
+            if row.domain != "self-written":
                 assert row.prompt_ids == known[row.prompt_id]
 
     def test_no_prompt_is_on_both_sides_and_the_hash_decides(self, whole):
@@ -149,7 +149,7 @@ class TestContent:
         assert {name for name, _ in held_out} == expected
 
     def test_the_target_is_not_evaluated_on_prompts_that_it_wrote_itself(self, whole):
-        assert "self" not in {row.domain for row in read_split(whole[0], "eval")}
+        assert "self-written" not in {row.domain for row in read_split(whole[0], "eval")}
 
     def test_every_eval_prompt_is_answered_at_every_temperature(self, whole):
         answered = {}
@@ -186,7 +186,10 @@ class TestContent:
 
     def test_a_corpus_of_self_written_prompts_alone_is_split_as_well(self, builder, tmp_path):
         facts = builder("self", min_eval_prompts=1).build(tmp_path / "corpus")
-        assert min(facts["prompts"]["eval"]["self"], facts["prompts"]["train"]["self"]) >= 1
+        assert (
+            min(facts["prompts"]["eval"]["self-written"], facts["prompts"]["train"]["self-written"])
+            >= 1
+        )
 
 
 class TestDigest:

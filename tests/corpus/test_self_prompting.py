@@ -70,7 +70,7 @@ def test_only_turns_that_end_by_themselves_and_read_like_one_are_kept_in_order(c
         (("user", "where does the red fox go?"),),
         (("user", "what does the lazy dog eat?"),),
     ]
-    assert {prompt.domain for prompt in prompts} == {"self"}
+    assert {prompt.domain for prompt in prompts} == {"self-written"}
     assert sum(event.result is not None for event in events) == len(answers)
 
 

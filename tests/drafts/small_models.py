@@ -87,7 +87,7 @@ def make_lineage(layers=(0, 2), target_digest=TARGET_DIGEST):
 
 
 def save_small(directory, target, token_ids=None, layers=(0, 2), noise=0.01):
-    """Save a student that differs a little from its target's layers; returns it and its manifest."""
+    """Save a student a little off its target's layers; returns it and its manifest."""
     directory.mkdir(parents=True, exist_ok=True)
     student = build_student(target, layers, token_ids)
     generator = torch.Generator().manual_seed(2)

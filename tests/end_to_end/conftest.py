@@ -1,4 +1,4 @@
-"""A project in a temporary folder: the working tree's files, a tiny trained target, real DVC and MLflow."""
+"""A project in a temporary folder: the working tree, a tiny trained target, DVC and MLflow."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from draftsmith.corpus.prompts import (
     user_prompt,
 )
 from draftsmith.corpus.rollouts import Limits, Rollout, RolloutJob, ShardStore, roll_out
-from draftsmith.corpus.self_prompting import self_prompts, self_requests
+from draftsmith.corpus.self_prompting import SELF_DOMAIN, self_prompts, self_requests
 from draftsmith.corpus.settings import CorpusConfig, SourceConfig
 from draftsmith.decoding import Engine, Event, NoProposer
 from draftsmith.errors import CorpusError
@@ -118,7 +118,7 @@ class CorpusBuilder:
             progress = self.on_phase("self-written prompts", len(requests))
             prompts = self_prompts(self._engine(), self.chat, requests, progress)
             write_json(kept, {"prompts": [prompt.messages[0][1] for prompt in prompts]})
-        return [user_prompt(text, "self") for text in read_json(kept)["prompts"]]
+        return [user_prompt(text, SELF_DOMAIN) for text in read_json(kept)["prompts"]]
 
     def _encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
         encoded = [EncodedPrompt(prompt, self.chat.prompt_ids(prompt)) for prompt in prompts]
@@ -134,7 +134,7 @@ class CorpusBuilder:
         train: list[EncodedPrompt] = []
         held_out: list[EncodedPrompt] = []
         for item in encoded:
-            may_evaluate = item.prompt.domain != "self" or not others
+            may_evaluate = item.prompt.domain != SELF_DOMAIN or not others
             chosen = may_evaluate and is_eval(item.prompt, self.config.eval_fraction)
             (held_out if chosen else train).append(item)
         if len(held_out) < self.config.min_eval_prompts or not train:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftsmith.corpus.prompts import Prompt
@@ -26,9 +27,17 @@ class Chat:
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Exact ids up to the start of the assistant's answer."""
-        text = self.tokenizer.apply_chat_template(
-            prompt.as_messages(), tokenize=False, add_generation_prompt=True
-        )
+        try:
+            text = self.tokenizer.apply_chat_template(
+                prompt.as_messages(), tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise CorpusError(
+                f"applying the chat template to prompt {prompt.prompt_id}",
+                found=f"turns of {', '.join(role for role, _ in prompt.messages)}: {error}",
+                expected="a conversation that the target's template allows",
+                remedy="remove the turns that it refuses (often `system`) from the prompts",
+            ) from error
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def user_turn(self) -> tuple[list[int], int]:

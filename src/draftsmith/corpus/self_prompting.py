@@ -11,6 +11,7 @@ from draftsmith.corpus.chat import Chat
 from draftsmith.corpus.prompts import Prompt, user_prompt
 from draftsmith.decoding import Engine, Event, Request, SamplingParams
 
+SELF_DOMAIN = "self-written"
 _MAX_TURN_TOKENS = 96
 _MIN_WORDS = 4
 _MIN_LETTER_SHARE = 0.6
@@ -51,5 +52,5 @@ def self_prompts(
             ids = event.result.token_ids[:-1]
             text = str(chat.tokenizer.decode(ids, skip_special_tokens=True)).strip()
             if is_usable(text):
-                prompts.append((event.request_id, user_prompt(text, "self")))
+                prompts.append((event.request_id, user_prompt(text, SELF_DOMAIN)))
     return [prompt for _, prompt in sorted(prompts, key=lambda pair: int(pair[0].split("-")[1]))]

@@ -72,6 +72,8 @@ class CorpusConfig:
             raise ValueError("eval_fraction must lie between 0 and 1")
         if not self.train_temperatures or not self.eval_temperatures:
             raise ValueError("train_temperatures and eval_temperatures need at least one entry")
+        if len(set(self.eval_temperatures)) < len(self.eval_temperatures):
+            raise ValueError("eval_temperatures must differ from one another")
         if min(*self.train_temperatures, *self.eval_temperatures) < 0:
             raise ValueError("temperatures must be 0 or more")
         sizes = (self.max_prompt_tokens, self.max_new_tokens, self.batch_size, self.shard_size)

@@ -70,7 +70,7 @@ class Distillation:
         """
         target, train = self.target.model, self.rollouts["train"]
         sequences = make_sequences([(r.prompt_ids, r.response_ids) for r in train])
-        check_head(target, torch.tensor([train[0].prompt_ids[:32]]))
+        check_head(target, torch.tensor([train[0].prompt_ids[:32]], device=target.device))
         token_ids, held_out_coverage = self._vocabulary()
         num_layers = int(target.config.get_text_config().num_hidden_layers)
         layers = resolve_layers(self.recipe.layers, num_layers)

@@ -137,6 +137,7 @@ def load_draft(
     if missing:
         raise _misfit(directory, f"weights that differ by {sorted(missing)[:3]}")
     model.load_state_dict(state, strict=False)
+    token_ids = None if token_ids is None else token_ids.to(target.device)
     return LoadedDraft(model, token_ids, manifest)
 
 

@@ -66,7 +66,7 @@ def choose_reference(
     return Reference("predecessor" if is_champion else "champion", other)
 
 
-def drift_report(
+def drift_report(  # noqa: PLR0913  four records, each by its name
     proposed: Mapping[str, Any],
     *,
     champion: Recorded | None,

@@ -109,7 +109,13 @@ def corrupted_control(
 def _accept_everything(
     p: Distribution, proposal: Proposal, _accept: Tensor, uniforms: Tensor
 ) -> Verdict:
-    next_tokens = draw(p, uniforms).gather(1, proposal.counts[:, None]).squeeze(1)
+    """Keep every draft, and take the bonus token one position too early.
+
+    The second fault is there for drafts that never err on the test's prompts: keeping all of their
+    tokens would be right.
+    """
+    early = (proposal.counts - 1).clamp(min=0)
+    next_tokens = draw(p, uniforms).gather(1, early[:, None]).squeeze(1)
     return Verdict(proposal.counts, next_tokens)
 
 

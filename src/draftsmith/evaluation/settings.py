@@ -70,7 +70,11 @@ class BenchmarkConfig:
         """Check ranges."""
         if not 1 <= self.calibration_prompts <= 12:  # noqa: PLR2004  stated above
             raise ValueError("calibration_prompts must lie between 1 and 12")
-        if min(self.max_draft_length, self.prompts, self.max_new_tokens, self.repeats) < 1:
-            raise ValueError("max_draft_length, prompts, max_new_tokens and repeats must be >= 1")
+        counts = (self.max_draft_length, self.prompts, self.repeats)
+        tokens = (self.calibration_tokens, self.max_new_tokens, self.batch_tokens)
+        if min(*counts, *tokens) < 1:
+            raise ValueError("draft lengths, prompts, tokens and repeats must be at least 1")
+        if not self.batch_sizes or min(self.batch_sizes) < 1:
+            raise ValueError("batch_sizes must name at least one size >= 1")
         if not self.assisted_lengths or min(self.assisted_lengths) < 1:
             raise ValueError("assisted_lengths must name at least one length >= 1")

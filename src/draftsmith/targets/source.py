@@ -25,6 +25,7 @@ from draftsmith.targets.compatibility import (
 from draftsmith.targets.components import load_config, load_tokenizer
 from draftsmith.targets.conversion import check_gguf, convert_gguf
 from draftsmith.targets.identity import TargetIdentity, identify
+from draftsmith.targets.settings import TargetConfig
 from draftsmith.targets.snapshot import (
     clone_file,
     held_identity,
@@ -33,7 +34,6 @@ from draftsmith.targets.snapshot import (
     keep_link,
     moving_target,
 )
-from draftsmith.targets.settings import TargetConfig
 from draftsmith.targets.stamps import IdentityCache, stamp
 
 _LOGGER = logging.getLogger(__name__)

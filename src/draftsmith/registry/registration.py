@@ -92,7 +92,7 @@ def _require_evidence_of(proposal: Proposal, recipe: str, pair_digest: str) -> N
         if found != pair_digest:
             raise EvidenceError(
                 f"registering {recipe}",
-                found=f"a {name} of pair {found}",
+                found=f"the {name} of pair {found}",
                 expected=f"one of pair {pair_digest}, which is on disk",
                 remedy=f"run `dvc repro {stages[name]}`",
             )

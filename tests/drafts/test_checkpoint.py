@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -154,12 +155,12 @@ def test_a_target_with_fewer_tokens_than_the_map_is_refused(saved):
         load_draft(saved, smaller, target_digest=None)
 
 
-def test_weights_of_other_layers_are_refused(saved, llama):
+def test_a_configuration_of_other_layers_is_refused(saved, llama):
     config = (saved / "config.json").read_text()
     assert '"num_hidden_layers": 2' in config
     changed = config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3')
     (saved / "config.json").write_text(changed)
-    with pytest.raises(DraftError, match="weights that differ"):
+    with pytest.raises(DraftError, match="another configuration"):
         load_draft(saved, llama, target_digest=TARGET_DIGEST)
 
 
@@ -211,3 +212,18 @@ def test_loading_leaves_the_files_alone(saved, llama):
     before = contents(saved)
     load_draft(saved, llama, target_digest=TARGET_DIGEST)
     assert contents(saved) == before
+
+
+def test_another_configuration_is_refused(saved, llama):
+    path = saved / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
+    with pytest.raises(DraftError, match="another configuration"):
+        load_draft(saved, llama, target_digest=None)
+
+
+def test_the_version_that_wrote_the_configuration_does_not_count(saved, llama):
+    path = saved / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"transformers_version": "5.99.0"}))
+    load_draft(saved, llama, target_digest=None)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
-from draftsmith.artifacts import atomic_directory, digest_file
+from draftsmith.artifacts import atomic_directory, digest_file, digest_json, read_json
 from draftsmith.drafts.manifest import (
     FILE_NAME,
     SCHEMA,
@@ -84,6 +84,7 @@ def save_draft(
         "dtype": str(dtype).removeprefix("torch."),
         "num_trained_parameters": sum(tensor.numel() for tensor in own.values()),
         "model_type": student.config.model_type,
+        "config_digest": _config_digest(directory),
     }
     manifest = DraftManifest(
         schema=SCHEMA,
@@ -142,7 +143,9 @@ def load_draft(
 
 
 def _verified(directory: Path, manifest: DraftManifest) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Weights and vocabulary map, both of the manifest's digests."""
+    """Weights and vocabulary map; they and config.json have the manifest's digests."""
+    if _config_digest(directory) != manifest.architecture.get("config_digest"):
+        raise _damaged(directory / "config.json", "another configuration")
     if digest_file(directory / WEIGHTS) != manifest.weights_digest:
         raise _damaged(directory / WEIGHTS, "other bytes than the manifest's digest says")
     state = _read_tensors(directory / WEIGHTS)
@@ -152,6 +155,12 @@ def _verified(directory: Path, manifest: DraftManifest) -> tuple[dict[str, Tenso
     if token_ids is None or vocabulary_digest(token_ids) != manifest.vocabulary_digest:
         raise _damaged(directory / VOCABULARY, "another vocabulary map")
     return state, token_ids
+
+
+def _config_digest(directory: Path) -> str:
+    """Digest of config.json, the version of Transformers that wrote it left out."""
+    config = read_json(directory / "config.json")
+    return digest_json({key: config[key] for key in config if key != "transformers_version"})
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from draftsmith.evaluation.record import Evaluator, evaluation_report
 from draftsmith.evaluation.settings import EvaluationConfig
 
 CONFIG = EvaluationConfig(
+    decoding_prompts=1000,
     draft_length=2,
     temperatures=(0.0, 0.7),
     max_new_tokens=12,

@@ -6,6 +6,7 @@ Alpha, tau and survival by domain and temperature, and losslessness.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -149,7 +150,7 @@ class Evaluator:
         return sum(token in known for token in tokens) / len(tokens)
 
     def _decode(self, draft: LoadedDraft, temperature: float) -> dict[str, Result]:
-        chosen = self._rollouts_at(temperature)
+        chosen = _in_turn(self._rollouts_at(temperature))[: self.config.decoding_prompts]
         done = self.on_phase(f"decoding at temperature {temperature}", len(chosen))
 
         def on_event(event: Event) -> None:
@@ -196,7 +197,7 @@ class Evaluator:
         return bootstrap_ratio_of_sums(committed, rounds, seed=self.config.seed)
 
     def _losslessness(self, draft: LoadedDraft, directory: Path) -> dict[str, Any]:
-        prompts = list({r.prompt_id: r.prompt_ids for r in self.rollouts}.items())
+        prompts = list({r.prompt_id: r.prompt_ids for r in _in_turn(self.rollouts)}.items())
         config = self.config
         test = SelfTest(config.draft_length, config.self_test_tokens, self.stop_ids)
         done = self.on_phase("losslessness self-test", 3)
@@ -236,6 +237,16 @@ def evaluation_report(
         "temperatures": [_key(temperature) for temperature in config.temperatures],
         "recipes": dict(records),
     }
+
+
+def _in_turn(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """One of every domain in turn, by id within a domain: any first few are a fair sample."""
+    places: Counter[str] = Counter()
+    order = {}
+    for rollout in sorted(rollouts, key=lambda r: r.prompt_id):
+        order[rollout.key] = (places[rollout.domain], rollout.domain)
+        places[rollout.domain] += 1
+    return sorted(rollouts, key=lambda r: order[r.key])
 
 
 def _key(temperature: float) -> str:

@@ -12,6 +12,8 @@ class EvaluationConfig:
     Attributes:
         draft_length: Tokens proposed in a round when survival and tau are measured.
         temperatures: Each must be among the corpus' eval temperatures.
+        decoding_prompts: Eval prompts decoded at each temperature, taken from all domains in turn;
+            alpha is measured on all of them.
         max_new_tokens: Tokens decoded for an eval prompt.
         batch_size: Requests in flight.
         exact_prompts: Prompts of the float32 self-test.
@@ -22,6 +24,7 @@ class EvaluationConfig:
 
     draft_length: int
     temperatures: tuple[float, ...]
+    decoding_prompts: int
     max_new_tokens: int
     batch_size: int
     exact_prompts: int
@@ -34,7 +37,8 @@ class EvaluationConfig:
         if not self.temperatures or min(self.temperatures) < 0:
             raise ValueError("temperatures must name at least one value, each 0 or more")
         sizes = (self.max_new_tokens, self.batch_size, self.self_test_tokens, self.draft_length)
-        if min(*sizes, self.exact_prompts, self.near_tie_prompts) < 1:
+        prompts = (self.decoding_prompts, self.exact_prompts, self.near_tie_prompts)
+        if min(*sizes, *prompts) < 1:
             raise ValueError("lengths, sizes and prompt counts must be at least 1")
 
 

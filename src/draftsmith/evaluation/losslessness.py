@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from draftsmith.decoding import DraftModelProposer, Engine, NoProposer, Request, SamplingParams
 from draftsmith.decoding.acceptance import Proposal, Verdict
+from draftsmith.decoding.batch import pad_prompts
 from draftsmith.decoding.distribution import Distribution, draw
 from draftsmith.decoding.engine import Verify
 from draftsmith.decoding.slot_model import SlotModel
@@ -160,30 +161,47 @@ def transformers_greedy(
 def rounding_difference(
     target: PreTrainedModel, prompts: Prompts, responses: dict[str, list[int]], *, width: int
 ) -> float:
-    """Largest change of a difference of two logits between forwards of 1 and `width` positions.
+    """Largest change of a difference of two logits between decoding in steps of 1 and of `width`.
 
-    Measured at `width` consecutive positions behind every prompt, on the same tokens and the same
-    cache.
+    The responses are replayed twice over the slot cache in the batches of the self-test, once a
+    position at a time and once `width` positions at a time; each replay reads the keys and values
+    that it wrote itself. So the figure holds all that decoding with drafts rounds differently.
     """
     worst = 0.0
-    slots = SlotModel(target)
-    for name, prompt_ids in prompts:
-        ids = torch.tensor([prompt_ids + responses[name]], device=target.device)
-        size = ids.shape[1]
-        start = min(len(prompt_ids), size - width)
-        if start < 1:
-            continue
-        slots.reserve(rows=1, slots=size)
-        places = torch.arange(size, device=target.device)[None]
-        slots.forward(ids[:, :start], places[:, :start], span=start, keep=1)
-        block = slice(start, start + width)
-        wide = slots.forward(ids[:, block], places[:, block], span=start + width)
-        for index in range(width):
-            at = slice(start + index, start + index + 1)
-            single = slots.forward(ids[:, at], places[:, at], span=start + index + 1)
-            change = single[0, 0].float() - wide[0, index].float()
-            worst = max(worst, float(change.max() - change.min()))
+    for start in range(0, len(prompts), _ROWS):
+        group = prompts[start : start + _ROWS]
+        heads = [ids[:-1] for _, ids in group]
+        inputs = [ids[-1:] + responses[name][:-1] for name, ids in group]
+        narrow, wide = (_replay(target, heads, inputs, width=w) for w in (1, width))
+        for row, tokens in enumerate(inputs):
+            change = (narrow[row] - wide[row])[: len(tokens)]
+            spread = change.amax(-1) - change.amin(-1)
+            worst = max(worst, float(spread.max()))
     return worst
+
+
+def _replay(
+    target: PreTrainedModel, heads: list[list[int]], inputs: list[list[int]], *, width: int
+) -> Tensor:
+    """Logits of `inputs` behind their `heads`, `width` positions a forward.
+
+    Returns:
+        float32 `[rows, steps, vocab]`; a row's logits behind its own inputs mean nothing.
+    """
+    slots = SlotModel(target)
+    steps = -(-max(map(len, inputs)) // width) * width
+    longest = max(map(len, heads))
+    slots.reserve(rows=len(heads), slots=longest + steps)
+    if longest:
+        tokens, positions = pad_prompts(heads, target.device)
+        slots.forward(tokens, positions, span=longest, keep=1)
+    tokens, places = pad_prompts([i + [0] * (steps - len(i)) for i in inputs], target.device)
+    positions = places + torch.tensor([[len(head)] for head in heads], device=target.device)
+    logits = [
+        slots.forward(tokens[:, i : i + width], positions[:, i : i + width], span=longest + steps)
+        for i in range(0, steps, width)
+    ]
+    return torch.cat(logits, 1).float()
 
 
 @torch.inference_mode()

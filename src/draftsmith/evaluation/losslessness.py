@@ -174,7 +174,7 @@ def rounding_difference(
         inputs = [ids[-1:] + responses[name][:-1] for name, ids in group]
         narrow, wide = (_replay(target, heads, inputs, width=w) for w in (1, width))
         for row, tokens in enumerate(inputs):
-            change = (narrow[row] - wide[row])[: len(tokens)]
+            change = narrow[row, : len(tokens)] - wide[row, : len(tokens)]
             spread = change.amax(-1) - change.amin(-1)
             worst = max(worst, float(spread.max()))
     return worst

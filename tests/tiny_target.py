@@ -84,7 +84,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         num_hidden_layers=4,
         num_attention_heads=6,
         num_key_value_heads=2,
-        max_position_embeddings=128,
+        max_position_embeddings=256,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_AT_LEAST_ONE = (
+    "max_draft_length",
+    "calibration_tokens",
+    "prompts",
+    "max_new_tokens",
+    "batch_tokens",
+    "repeats",
+)
+
 
 @dataclass(frozen=True)
 class EvaluationConfig:
@@ -74,10 +83,9 @@ class BenchmarkConfig:
         """Check ranges."""
         if not 1 <= self.calibration_prompts <= 12:  # noqa: PLR2004  stated above
             raise ValueError("calibration_prompts must lie between 1 and 12")
-        counts = (self.max_draft_length, self.prompts, self.repeats)
-        tokens = (self.calibration_tokens, self.max_new_tokens, self.batch_tokens)
-        if min(*counts, *tokens) < 1:
-            raise ValueError("draft lengths, prompts, tokens and repeats must be at least 1")
+        for name in _AT_LEAST_ONE:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ValueError("batch_sizes must name at least one size >= 1")
         if not self.assisted_lengths or min(self.assisted_lengths) < 1:

@@ -10,8 +10,9 @@ import pytest
 
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.evaluation import timing
+from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.arms import Contestants
-from draftsmith.evaluation.benchmark import Bench, PairBench, in_turn
+from draftsmith.evaluation.benchmark import Bench, PairBench
 from draftsmith.evaluation.settings import BenchmarkConfig
 
 CONFIG = BenchmarkConfig(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from draftsmith.decoding import DraftModelProposer, Engine, Event, Request, Resu
 from draftsmith.decoding.distribution import OneHot, SamplingTensors, densify, distribution
 from draftsmith.drafts.checkpoint import LoadedDraft
 from draftsmith.drafts.student import head_logits
+
+Item = TypeVar("Item")
 
 _TOKENS_PER_FORWARD = 2048
 _POSITIONS_PER_CHUNK = 128
@@ -156,3 +159,16 @@ def decode(
         if event.result is not None:
             results[event.request_id] = event.result
     return results
+
+
+def in_turn(items: Sequence[tuple[str, str, Item]]) -> list[Item]:
+    """Items of (id, domain, item), one of every domain in turn: any first few are a fair sample.
+
+    Each domain keeps the order of its ids.
+    """
+    by_domain: dict[str, list[Item]] = {}
+    for _, domain, item in sorted(items, key=lambda entry: entry[:2]):
+        by_domain.setdefault(domain, []).append(item)
+    groups = list(by_domain.values())
+    longest = max(map(len, groups))
+    return [group[i] for i in range(longest) for group in groups if i < len(group)]

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from draftsmith.artifacts import digest_json, read_json, short, write_json
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.drafts.checkpoint import LoadedDraft
+from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.arms import Contestants, forward_costs
 from draftsmith.evaluation.cost_model import ForwardCosts, expected_tokens, predicted_speedup
 from draftsmith.evaluation.settings import BenchmarkConfig
@@ -257,16 +258,3 @@ class Bench:
         entry = bench.run(evaluated["survival"][str(contestants.temperature)])
         shutil.rmtree(folder, ignore_errors=True)
         return identity | entry
-
-
-def in_turn(prompts: Sequence[tuple[str, str, list[int]]]) -> list[list[int]]:
-    """Token ids of (id, domain, ids), one of every domain in turn: any first few are a fair sample.
-
-    Each domain keeps the order of its ids.
-    """
-    by_domain: dict[str, list[list[int]]] = {}
-    for _, domain, ids in sorted(prompts):
-        by_domain.setdefault(domain, []).append(ids)
-    groups = list(by_domain.values())
-    longest = max(map(len, groups))
-    return [group[i] for i in range(longest) for group in groups if i < len(group)]

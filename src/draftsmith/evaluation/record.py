@@ -6,7 +6,6 @@ Alpha, tau and survival by domain and temperature, and losslessness.
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,7 +21,13 @@ from draftsmith.decoding.trace import accepted_fraction, position_counts
 from draftsmith.drafts.checkpoint import LoadedDraft, load_draft
 from draftsmith.drafts.manifest import read_manifest
 from draftsmith.errors import EvidenceError
-from draftsmith.evaluation.acceptance import DecodingPlan, PromptAlpha, decode, teacher_forced_alpha
+from draftsmith.evaluation.acceptance import (
+    DecodingPlan,
+    PromptAlpha,
+    decode,
+    in_turn,
+    teacher_forced_alpha,
+)
 from draftsmith.evaluation.intervals import Estimate, bootstrap_mean, bootstrap_ratio_of_sums
 from draftsmith.evaluation.losslessness import (
     SelfTest,
@@ -150,7 +155,7 @@ class Evaluator:
         return sum(token in known for token in tokens) / len(tokens)
 
     def _decode(self, draft: LoadedDraft, temperature: float) -> dict[str, Result]:
-        chosen = _in_turn(self._rollouts_at(temperature))[: self.config.decoding_prompts]
+        chosen = _fair_order(self._rollouts_at(temperature))[: self.config.decoding_prompts]
         done = self.on_phase(f"decoding at temperature {temperature}", len(chosen))
 
         def on_event(event: Event) -> None:
@@ -197,7 +202,7 @@ class Evaluator:
         return bootstrap_ratio_of_sums(committed, rounds, seed=self.config.seed)
 
     def _losslessness(self, draft: LoadedDraft, directory: Path) -> dict[str, Any]:
-        prompts = list({r.prompt_id: r.prompt_ids for r in _in_turn(self.rollouts)}.items())
+        prompts = [(r.prompt_id, r.prompt_ids) for r in _fair_order(self.rollouts)]
         config = self.config
         test = SelfTest(config.draft_length, config.self_test_tokens, self.stop_ids)
         done = self.on_phase("losslessness self-test", 3)
@@ -239,14 +244,10 @@ def evaluation_report(
     }
 
 
-def _in_turn(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """One of every domain in turn, by id within a domain: any first few are a fair sample."""
-    places: Counter[str] = Counter()
-    order = {}
-    for rollout in sorted(rollouts, key=lambda r: r.prompt_id):
-        order[rollout.key] = (places[rollout.domain], rollout.domain)
-        places[rollout.domain] += 1
-    return sorted(rollouts, key=lambda r: order[r.key])
+def _fair_order(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """One rollout a prompt, the domains in turn."""
+    by_prompt = {rollout.prompt_id: rollout for rollout in rollouts}
+    return in_turn([(name, rollout.domain, rollout) for name, rollout in by_prompt.items()])
 
 
 def _key(temperature: float) -> str:

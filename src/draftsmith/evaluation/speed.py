@@ -26,9 +26,9 @@ from draftsmith.corpus.prompts import Prompt, bundled_prompts, is_eval, read_jso
 from draftsmith.decoding.trace import position_counts
 from draftsmith.drafts.checkpoint import LoadedDraft, load_draft
 from draftsmith.errors import DraftsmithError
-from draftsmith.evaluation.acceptance import DecodingPlan, decode
+from draftsmith.evaluation.acceptance import DecodingPlan, decode, in_turn
 from draftsmith.evaluation.arms import Contestants
-from draftsmith.evaluation.benchmark import PairBench, in_turn
+from draftsmith.evaluation.benchmark import PairBench
 from draftsmith.evaluation.settings import BenchmarkConfig
 from draftsmith.targets.loading import LoadedTarget, load_target
 

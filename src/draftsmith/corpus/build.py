@@ -75,12 +75,13 @@ class CorpusBuilder:
         """
         train, held_out = self._split(self._encode(distinct(self._collect())))
         digest = self._digest(train, held_out)
-        jobs = [*self._train_jobs(train), *self._eval_jobs(held_out)]
+        train_jobs = _jobs(train, self.config.train_temperatures)
+        jobs = [*train_jobs, *_jobs(held_out, self.config.eval_temperatures)]
         store = ShardStore(self.partial / "rollouts" / short(digest), self.config.shard_size)
         limits = Limits(self.config.max_new_tokens, self.chat.stop_ids, self.config.seed)
         progress = self.on_phase("rollouts", len(jobs))
         rollouts = roll_out(self._engine(), jobs, limits=limits, store=store, on_event=progress)
-        splits = {"train": rollouts[: len(train)], "eval": rollouts[len(train) :]}
+        splits = {"train": rollouts[: len(train_jobs)], "eval": rollouts[len(train_jobs) :]}
         facts = {"digest": digest, "target_digest": self.target_digest, **_facts(splits)}
         write_corpus(directory, splits, facts)
         return facts
@@ -160,19 +161,14 @@ class CorpusBuilder:
             }
         )
 
-    def _train_jobs(self, items: Sequence[EncodedPrompt]) -> list[RolloutJob]:
-        temperatures = self.config.train_temperatures
-        return [
-            _job(item, temperatures[int(item.prompt.prompt_id, 16) % len(temperatures)])
-            for item in items
-        ]
 
-    def _eval_jobs(self, items: Sequence[EncodedPrompt]) -> list[RolloutJob]:
-        return [_job(item, t) for item in items for t in self.config.eval_temperatures]
-
-
-def _job(item: EncodedPrompt, temperature: float) -> RolloutJob:
-    return RolloutJob(item.prompt.prompt_id, item.prompt.domain, temperature, item.token_ids)
+def _jobs(items: Sequence[EncodedPrompt], temperatures: Sequence[float]) -> list[RolloutJob]:
+    """A response to every prompt at every temperature."""
+    return [
+        RolloutJob(item.prompt.prompt_id, item.prompt.domain, temperature, item.token_ids)
+        for item in items
+        for temperature in temperatures
+    ]
 
 
 def _facts(splits: dict[str, list[Rollout]]) -> dict[str, Any]:

@@ -151,8 +151,9 @@ def _decode(
                 stop_token_ids=limits.stop_ids,
             ),
         )
-        # Greedy requests together, sampled ones together: a mixed batch pays for both.
-        for job in sorted(jobs, key=lambda job: job.temperature)
+        # Greedy requests together, sampled ones together: a mixed batch pays for both. Prompts of
+        # like length together: a prefill pads to the longest, attention reads as far.
+        for job in sorted(jobs, key=lambda job: (job.temperature, -len(job.prompt_ids)))
     ]
     for event in engine.stream(requests):
         on_event(event)

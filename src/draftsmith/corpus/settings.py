@@ -43,7 +43,7 @@ class CorpusConfig:
     Attributes:
         sources: Where prompts come from, in order; duplicates are dropped.
         eval_fraction: Share of the prompts that goes to the eval split, by hash, in (0, 1).
-        train_temperatures: Every training prompt gets one of these, by its hash.
+        train_temperatures: Every training prompt is answered at each of these.
         eval_temperatures: Every eval prompt is answered at each of these.
         max_prompt_tokens: Longer prompts are dropped.
         max_new_tokens: Longest response.

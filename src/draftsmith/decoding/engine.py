@@ -117,7 +117,7 @@ class Engine:
         if any(heads):
             tokens, positions = pad_prompts(heads, self._target.device)
             span = tokens.shape[1]
-            self._target.forward(tokens, positions, span=span, first_row=first_row, keep=1)
+            self._target.forward(tokens, positions, span=span, first_row=first_row, keep=0)
         self._proposer.admit(prompts, first_row=first_row)
         for request in requests:
             self._batch.append(Row(request, list(request.prompt_ids)))

@@ -96,7 +96,7 @@ class DraftModelProposer:
         if any(heads):
             tokens, positions = pad_prompts(heads, self._slots.device)
             span = tokens.shape[1]
-            self._slots.forward(tokens, positions, span=span, first_row=first_row, keep=1)
+            self._slots.forward(tokens, positions, span=span, first_row=first_row, keep=0)
 
     def propose(self, batch: Batch, counts: list[int]) -> Proposal:
         """Draft token by token, all rows together.
@@ -112,9 +112,7 @@ class DraftModelProposer:
         dists: list[OneHot | Dense] = []
         for step in range(num_drafts):
             span = batch.span + step
-            # Two rows, of which the last is used: torch's bf16 head over a single row sliced out
-            # of two took 25 ms more on an AMX machine than the head over both.
-            logits = self._slots.forward(tokens, positions, span=span, keep=2)[:, -1:].float()
+            logits = self._slots.forward(tokens, positions, span=span, keep=1).float()
             dist = distribution(logits, batch.sampling, self._token_ids)
             positions = positions[:, -1:] + 1
             entry, tokens = self._draw(dist, uniform(batch.keys[:, None], positions, Purpose.DRAFT))

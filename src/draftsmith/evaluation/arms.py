@@ -152,7 +152,7 @@ def forward_costs(
     for model in (target, draft):
         model.reserve(rows=batch_size, slots=context + max(widths))
         places = rows + torch.arange(context, device=target.device)
-        model.forward(places % 100, places, span=context, keep=1)
+        model.forward(places % 100, places, span=context, keep=0)
 
     def step(model: SlotModel, width: int) -> None:
         places = rows + context + torch.arange(width, device=target.device)

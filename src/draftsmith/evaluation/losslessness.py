@@ -194,7 +194,7 @@ def _replay(
     slots.reserve(rows=len(heads), slots=longest + steps)
     if longest:
         tokens, positions = pad_prompts(heads, target.device)
-        slots.forward(tokens, positions, span=longest, keep=1)
+        slots.forward(tokens, positions, span=longest, keep=0)
     tokens, places = pad_prompts([i + [0] * (steps - len(i)) for i in inputs], target.device)
     positions = places + torch.tensor([[len(head)] for head in heads], device=target.device)
     logits = [

@@ -29,7 +29,7 @@ $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "draftsmith needs Python 3.11 or newer; name one with: make setup PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile -r requirements.lock
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(DEFAULT_TARGET_PACKAGE)
 	touch $@
@@ -42,7 +42,7 @@ test: setup ## lint, type-check, check the layers, run the tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 ui: setup ## open the registry in MLflow's web page, on this machine only
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $(UI_PORT) \

@@ -5,6 +5,7 @@ from pathlib import Path
 ROOT = Path.cwd()
 CONFIG = Path("build/config.yaml")
 TARGET = Path("build/target.json")
+PROMPTS = Path("build/prompts.json")
 DEVICE = Path("build/device.json")
 CHAMPION = Path("build/champion.json")
 INCUMBENT = Path("build/incumbent.json")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from draftsmith.config import compose, write_config
+from draftsmith.config import check_agreement, compose, write_config
 from draftsmith.console import run_stage
 from draftsmith.corpus.settings import CorpusConfig
 from draftsmith.distillation.settings import DistillConfig
@@ -30,7 +30,9 @@ SCHEMA = {
 
 
 def main() -> None:
-    write_config(CONFIG, compose(Path("params.yaml"), Path("conf"), schema=SCHEMA))
+    config = compose(Path("params.yaml"), Path("conf"), schema=SCHEMA)
+    check_agreement(config)
+    write_config(CONFIG, config)
 
 
 if __name__ == "__main__":

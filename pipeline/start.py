@@ -22,7 +22,7 @@ def main() -> None:
     corpus = read_json(CORPUS / "corpus.json")["digest"]
     known = known_pairs(store, read_json(TARGET)["digest"], corpus, digests)
     report = start_report(
-        list(recipes),
+        digests,
         known=known,
         incumbent=read_json(REPORTS / "incumbent.json"),
         config=load_section(CONFIG, "start", StartConfig),

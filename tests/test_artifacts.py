@@ -4,18 +4,70 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from draftsmith import artifacts
 from draftsmith.errors import ArtifactError
+from tests.full_disk import files_up_to
+
+SRC = Path(__file__).resolve().parents[1] / "src"
 
 
 @dataclass(frozen=True)
 class Facts:
     zeta: int
     alpha: tuple[float, ...]
+
+
+def by_python(path):
+    path.write_bytes(bytes(4096))
+
+
+def by_safetensors(path):
+    save_file({"weights": torch.zeros(1024)}, path)
+
+
+def by_tokenizers(path):
+    Tokenizer(WordLevel({str(number): number for number in range(512)})).save(str(path))
+
+
+def by_torch(path):
+    torch.save({"weights": torch.zeros(1024)}, path)
+
+
+def in_atomic_directory(path):
+    """A process that has written half of `path` and waits for a line before it goes on."""
+    code = """
+import sys
+from pathlib import Path
+from draftsmith.artifacts import atomic_directory
+
+with atomic_directory(Path(sys.argv[1])) as folder:
+    (folder / "half").touch()
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, path],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
 
 
 class TestJson:
@@ -119,14 +171,78 @@ class TestAtomicWrites:
         assert [file.name for file in path.iterdir()] == ["old"]
         assert list(tmp_path.iterdir()) == [path]
 
-    def test_a_full_disk_in_the_block_is_an_artifact_error(self, tmp_path):
+    @pytest.mark.parametrize("write", [by_python, by_safetensors, by_tokenizers, by_torch])
+    def test_a_full_disk_in_the_block_is_an_artifact_error_whoever_writes(self, tmp_path, write):
         path = tmp_path / "folder"
+        path.mkdir()
+        (path / "old").write_text("1")
         with (
-            pytest.raises(ArtifactError, match="No space left"),
-            artifacts.atomic_directory(path),
+            files_up_to(100),
+            pytest.raises(ArtifactError, match=r"writing .*folder: found .*free disk space"),
+            artifacts.atomic_directory(path) as partial,
         ):
-            raise OSError(28, "No space left on device")
+            write(partial / "new")
+        assert [file.name for file in path.iterdir()] == ["old"]
+        assert list(tmp_path.iterdir()) == [path]
+
+    @pytest.mark.parametrize("num_bytes", [0, 100, 2_000, 4_400])
+    def test_torch_is_understood_wherever_in_its_file_the_room_ends(self, tmp_path, num_bytes):
+        with files_up_to(num_bytes), pytest.raises(ArtifactError), artifacts.writing(tmp_path):
+            by_torch(tmp_path / "new")
+
+    def test_a_fault_of_the_code_in_the_block_stays_what_it_is(self, tmp_path):
+        with pytest.raises(RuntimeError, match="a fault"), artifacts.writing(tmp_path):
+            raise RuntimeError("a fault")
+
+
+class TestScratchDirectories:
+    def test_what_a_killed_process_left_goes_with_the_next_one(self, tmp_path):
+        killed = in_atomic_directory(tmp_path / "folder")
+        (left_over,) = tmp_path.iterdir()
+        killed.kill()
+        killed.wait()
+        assert (left_over / "new" / "half").exists()
+        with artifacts.atomic_directory(tmp_path / "folder") as partial:
+            assert list(tmp_path.iterdir()) == [partial]
+        assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+    def test_what_a_living_process_holds_stays(self, tmp_path):
+        living = in_atomic_directory(tmp_path / "folder")
+        (held,) = tmp_path.iterdir()
+        with artifacts.atomic_directory(tmp_path / "folder") as partial:
+            (partial / "ours").write_text("1")
+        assert {path.name for path in tmp_path.iterdir()} == {"folder", held.name}
+        living.communicate("go on\n")
+        assert living.returncode == 0
+        assert [path.name for path in tmp_path.rglob("*")] == ["folder", "half"]
+
+    def test_the_folders_of_other_destinations_stay(self, tmp_path):
+        killed = in_atomic_directory(tmp_path / "folder")
+        killed.kill()
+        killed.wait()
+        (tmp_path / ".other.partial").mkdir()
+        before = set(tmp_path.iterdir())
+        with artifacts.atomic_directory(tmp_path / "other"):
+            pass
+        assert set(tmp_path.iterdir()) == {*before, tmp_path / "other"}
+
+    def test_many_at_once_never_lose_one(self, tmp_path):
+        def use(number):
+            with artifacts.scratch_directory(tmp_path, "name") as folder:
+                (folder / "mine").write_text(str(number))
+                time.sleep(0.001)
+                return (folder / "mine").read_text() == str(number)
+
+        with ThreadPoolExecutor(16) as pool:
+            assert all(pool.map(use, range(400)))
         assert list(tmp_path.iterdir()) == []
+
+    def test_only_one_folder_is_kept(self, tmp_path):
+        for name in ("old", "current", ".hidden"):
+            (tmp_path / name).mkdir()
+        artifacts.keep_only(tmp_path, "current")
+        assert [path.name for path in tmp_path.iterdir()] == ["current"]
+        artifacts.keep_only(tmp_path / "absent", "current")
 
 
 class TestDigests:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 from omegaconf import OmegaConf
 
-from draftsmith.config import build, compose, load_section, write_config
+from draftsmith.config import build, check_agreement, compose, load_section, write_config
 from draftsmith.errors import ArtifactError, ConfigError
 
 
@@ -360,6 +360,55 @@ class TestCompose:
     def test_a_missing_conf_folder_says_so(self, project):
         with pytest.raises(ConfigError, match="nowhere"):
             compose(project / "params.yaml", project / "nowhere")
+
+
+class TestAgreement:
+    @pytest.fixture
+    def config(self):
+        root = Path(__file__).resolve().parents[1]
+        return compose(root / "params.yaml", root / "conf")
+
+    def test_the_committed_configuration_agrees_with_itself(self, config):
+        check_agreement(config)
+
+    @pytest.mark.parametrize(
+        ("key", "value", "other", "remedy"),
+        [
+            ("evaluation.temperatures", [0.0, 1.5], "corpus.eval_temperatures", "add 1.5 to"),
+            ("corpus.eval_temperatures", [0.7], "evaluation.temperatures", "add 0.0 to"),
+            ("drift.temperature", 1.5, "evaluation.temperatures", "add 1.5 to"),
+            ("gate.alpha_temperature", 1.5, "evaluation.temperatures", "add 1.5 to"),
+            ("benchmark.max_draft_length", 99, "evaluation.draft_length", "to 99, or lower"),
+            ("gate.min_prompts", 99, "benchmark.prompts", "to 99, or lower"),
+        ],
+    )
+    def test_a_contradiction_names_both_keys_their_values_and_the_way_out(
+        self, config, key, value, other, remedy
+    ):
+        section, name = key.split(".")
+        config[section][name] = value
+        with pytest.raises(ConfigError) as raised:
+            check_agreement(config)
+        other_section, other_name = other.split(".")
+        assert f"`{key}: {value}`" in raised.value.found
+        assert f"`{other}: {config[other_section][other_name]}`" in raised.value.found
+        assert remedy in raised.value.remedy
+        assert f"`{key}`" in raised.value.remedy
+        assert f"`{other}`" in raised.value.remedy
+
+    def test_the_benchmark_needs_survival_at_temperature_zero(self, config):
+        config["evaluation"]["temperatures"] = [0.7]
+        config["drift"]["temperature"] = config["gate"]["alpha_temperature"] = 0.7
+        with pytest.raises(ConfigError, match=r"`evaluation\.temperatures: \[0\.7\]`.*benchmark"):
+            check_agreement(config)
+
+    def test_a_whole_number_is_the_same_temperature(self, config):
+        config["evaluation"]["temperatures"] = [0]
+        check_agreement(config)
+
+    def test_a_key_that_has_a_default_may_be_left_out(self, config):
+        del config["gate"]["min_prompts"]
+        check_agreement(config)
 
 
 class TestFiles:

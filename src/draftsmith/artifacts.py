@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -16,10 +18,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftsmith.errors import ArtifactError
+from draftsmith.errors import ArtifactError, DraftsmithError
 
 _SHORT_DIGITS = 16
 _CHUNK_BYTES = 1 << 22
+_SCRATCH = ".partial"
+# A refused write in the words of those who raise no OSError: Rust (safetensors, tokenizers) and
+# torch's archive writer, by its own checks or through the C++ stream.
+_REFUSALS = ("(os error ", "inline_container", "iostream error", "iostream_category error")
 
 
 def short(digest: str) -> str:
@@ -136,28 +142,103 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     Raises:
         ArtifactError: The disk refused; `path` is as it was.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    except OSError as error:
-        raise write_failure(path, error) from error
-    try:
-        yield temporary
-        temporary.chmod(0o755)
+    with writing(path), scratch_directory(path.parent, path.name) as scratch:
+        new = scratch / "new"
+        new.mkdir()
+        yield new
         if path.exists():
-            shutil.rmtree(path)
-        temporary.replace(path)
-    except OSError as error:
-        raise write_failure(path, error) from error
+            path.replace(scratch / "old")
+        new.replace(path)
+
+
+@contextlib.contextmanager
+def scratch_directory(parent: Path, name: str) -> Iterator[Path]:
+    """Yield an empty folder in `parent`, gone after the block.
+
+    What killed processes left there under the same name goes first. A living owner holds a lock on
+    its folder, which the system drops when the process ends, however it ends.
+
+    Raises:
+        ArtifactError: The disk refused to make the folder.
+    """
+    with writing(parent / name):
+        parent.mkdir(parents=True, exist_ok=True)
+        for left_over in parent.glob(f".{glob.escape(name)}.*{_SCRATCH}"):
+            _remove_abandoned(left_over)
+        folder, lock = _locked_folder(parent, name)
+    try:
+        yield folder
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
 
 
-def write_failure(path: Path, error: OSError) -> ArtifactError:
+def _locked_folder(parent: Path, name: str) -> tuple[Path, int | None]:
+    """A new folder and the descriptor of its lock; None where the file system has no locks."""
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=f".{name}.", suffix=_SCRATCH))
+        try:
+            lock = _lock(folder)
+        except (BlockingIOError, FileNotFoundError):
+            continue  # another process swept before the lock was there
+        except OSError:
+            return folder, None
+        if folder.exists():
+            return folder, lock
+        os.close(lock)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    try:
+        lock = _lock(folder)
+    except OSError:  # its owner lives, or nobody can tell
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+
+
+def _lock(folder: Path) -> int:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def keep_only(folder: Path, name: str) -> None:
+    """Remove the folders in `folder` other than `name`: partial work that no run will resume."""
+    for path in folder.glob("*"):
+        if path.name != name:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a refused write inside the block, whichever library made it, into an ArtifactError.
+
+    Raises:
+        ArtifactError: The disk refused.
+    """
+    try:
+        yield
+    except DraftsmithError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) or any(words in str(error) for words in _REFUSALS):
+            raise write_failure(path, error) from error
+        raise
+
+
+def write_failure(path: Path, error: Exception) -> ArtifactError:
     """The error for a write that the operating system refused."""
+    reason = error.strerror if isinstance(error, OSError) else None
+    text = str(error).partition("\n")[0]
     return ArtifactError(
         f"writing {path}",
-        found=error.strerror or str(error),
+        found=reason or f"a refused write ({text})",
         expected="room and permission to write there",
         remedy="free disk space or mend the permissions, then rerun; nothing was changed",
     )

@@ -1,7 +1,8 @@
 """Configuration: params.yaml and conf/ become build/config.yaml, and its sections dataclasses.
 
-The only module that imports OmegaConf or Hydra. It does not know what any key means: the dataclass
-of a section lives beside the code that it configures and checks its own ranges in `__post_init__`.
+The only module that imports OmegaConf or Hydra. The dataclass of a section lives beside the code
+that it configures and checks its own ranges in `__post_init__`; what a key means is known here only
+where two sections must agree.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from draftsmith.errors import ArtifactError, ConfigError
 from draftsmith.strict import build, convert, ill_typed, join, unknown
 
-__all__ = ["build", "compose", "load_section", "load_value", "write_config"]
+__all__ = ["build", "check_agreement", "compose", "load_section", "load_value", "write_config"]
 
 T = TypeVar("T")
 
@@ -31,6 +32,18 @@ _PROFILE_GROUP = "profile"
 _PARAMS_KEYS = ("groups", "recipes", "override")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _RECIPE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+# What is measured must be there to be measured: values of the first key are among the second's.
+_AMONG = (
+    ("evaluation.temperatures", "corpus.eval_temperatures"),
+    ("drift.temperature", "evaluation.temperatures"),
+    ("gate.alpha_temperature", "evaluation.temperatures"),
+)
+# The first key is at most the second: survival that far, prompts that many.
+_AT_MOST = (
+    ("benchmark.max_draft_length", "evaluation.draft_length"),
+    ("gate.min_prompts", "benchmark.prompts"),
+)
+_BENCHMARK_TEMPERATURE = 0.0
 _HEADER = (
     "# Written by the stage `compose` from params.yaml and conf/. Edit those, not this file.\n"
 )
@@ -108,6 +121,58 @@ def compose(
         _check_section(config, section, cls)
     config[_RECIPE_SECTION] = {name: config[_RECIPE_SECTION][name] for name in recipes}
     return {**config, "recipes": recipes}
+
+
+def check_agreement(config: Mapping[str, Any]) -> None:
+    """Check what sections must agree on, so that no late stage fails over an early key. Pure.
+
+    Args:
+        config: What `compose` returns, with all sections.
+
+    Raises:
+        ConfigError: Two keys contradict each other; names both, their values and the way out.
+    """
+    for key, other in _AMONG:
+        value, allowed = _setting(config, key), _setting(config, other)
+        missing = [v for v in (value if isinstance(value, list) else [value]) if v not in allowed]
+        if missing:
+            listed = ", ".join(str(v) for v in missing)
+            remedy = f"add {listed} to `{other}`, or change `{key}`"
+            raise _disagreement(
+                config, (key, other), expected="the first among the second", remedy=remedy
+            )
+    measured = "evaluation.temperatures"
+    if _BENCHMARK_TEMPERATURE not in _setting(config, measured):
+        raise ConfigError(
+            f"comparing `{measured}` with stage benchmark",
+            found=f"`{measured}: {_setting(config, measured)}`",
+            expected=f"{_BENCHMARK_TEMPERATURE} among them: `benchmark` measures speed there",
+            remedy=f"add {_BENCHMARK_TEMPERATURE} to `{measured}` in params.yaml or in conf/",
+        )
+    for key, other in _AT_MOST:
+        value, limit = _setting(config, key), _setting(config, other)
+        if value is not None and value > limit:
+            remedy = f"raise `{other}` to {value}, or lower `{key}` to {limit}"
+            raise _disagreement(
+                config, (key, other), expected="the first at most the second", remedy=remedy
+            )
+
+
+def _setting(config: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401  a YAML value
+    section, name = key.split(".")
+    return config[section].get(name)
+
+
+def _disagreement(
+    config: Mapping[str, Any], keys: tuple[str, str], *, expected: str, remedy: str
+) -> ConfigError:
+    shown = " and ".join(f"`{key}: {_setting(config, key)}`" for key in keys)
+    return ConfigError(
+        f"comparing `{keys[0]}` with `{keys[1]}`",
+        found=shown,
+        expected=expected,
+        remedy=f"{remedy} in params.yaml or in conf/",
+    )
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:

@@ -40,6 +40,10 @@ class DraftError(DraftsmithError):
     """The draft cannot be built, loaded or matched with its target."""
 
 
+class DraftMisfitError(DraftError):
+    """The draft is sound, but of another shape than the target that it is to be joined to."""
+
+
 class CorpusError(DraftsmithError):
     """Prompts or rollouts are unusable."""
 

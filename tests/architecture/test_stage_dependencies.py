@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from draftsmith.corpus.settings import CorpusConfig
 from tests.architecture.import_closure import import_closure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,6 +17,7 @@ MAX_SCRIPT_LINES = 40
 STAGES = (
     "compose",
     "resolve_target",
+    "resolve_prompts",
     "resolve_device",
     "resolve_champion",
     "corpus",
@@ -94,6 +97,27 @@ def test_every_declared_code_dependency_exists(name):
         path for path in declared_paths(DEFINED[name]) if path.startswith(("src/", "pipeline/"))
     ]
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_failing_stage_keeps_what_it_wrote_before(name):
+    stage = DEFINED[name]
+    entries = [*stage["outs"], *stage.get("metrics", [])]
+    lost = [
+        entry
+        for entry in entries
+        if isinstance(entry, str) or not all(flags.get("persist") for flags in entry.values())
+    ]
+    in_run_cache = {"corpus": ["data/corpus"], "distill": ["models/drafts/${item.recipe}"]}
+    assert lost == in_run_cache.get(name, [])
+
+
+def test_the_corpus_depends_on_what_its_sources_hold_and_not_on_where_they_lie():
+    stage = DEFINED["corpus"]
+    (keys,) = [entry["build/config.yaml"] for entry in stage["params"]]
+    expected = {f"corpus.{field.name}" for field in fields(CorpusConfig)} - {"corpus.sources"}
+    assert set(keys) == expected
+    assert "build/prompts.json" in declared_paths(stage)
 
 
 class TestClosure:

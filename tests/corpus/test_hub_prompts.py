@@ -65,6 +65,17 @@ def test_a_row_without_the_columns_is_named(save):
         read(path)
 
 
+@pytest.mark.parametrize("has_a_data_file", [True, False])
+def test_a_dataset_without_rows_is_refused_by_name(tmp_path, has_a_data_file):
+    datasets.disable_progress_bars()
+    data = datasets.Dataset.from_list([{"prompt": "a"}])
+    empty = data.filter(lambda _row: False) if has_a_data_file else data.select([])
+    empty.save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(CorpusError, match="no row") as caught:
+        read(str(tmp_path / "saved"))
+    assert str(tmp_path / "saved") in caught.value.what
+
+
 def test_a_folder_without_data_is_refused_with_what_to_do(tmp_path):
     with pytest.raises(CorpusError) as caught:
         read(str(tmp_path))

@@ -31,6 +31,12 @@ def test_self_written_prompts_need_a_count():
         SourceConfig(kind="self")
 
 
+@pytest.mark.parametrize("setting", [{"count": -1}, {"temperature": -0.1}])
+def test_a_count_or_temperature_below_zero_is_refused(setting):
+    with pytest.raises(ValueError, match="0 or more"):
+        SourceConfig(kind="bundled", **setting)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

@@ -108,6 +108,33 @@ def test_only_the_last_logits_are_kept_on_request(llama):
     torch.testing.assert_close(last, every[:, -2:], rtol=1e-5, atol=1e-5)
 
 
+def test_a_prefill_needs_no_logits_and_writes_the_same_cache(llama):
+    tokens, positions = sequences(2, 8), torch.arange(8).expand(2, 8)
+    caches = []
+    for keep in (0, None):
+        slots = SlotModel(llama.target)
+        slots.reserve(rows=2, slots=8)
+        logits = slots.forward(tokens, positions, span=8, keep=keep)
+        assert logits.shape == (2, 0 if keep == 0 else 8, 64)
+        caches.append(slots.cache.layers)
+    for bare, whole in zip(*caches, strict=True):
+        assert bare.keys.equal(whole.keys)
+        assert bare.values.equal(whole.values)
+
+
+@pytest.mark.parametrize(("rows", "keep"), [(1, 1), (1, 3), (4, 1), (4, 3)])
+def test_the_head_is_never_given_a_slice(llama, rows, keep):
+    """A slice of [rows, 8, width] keeps the strides of 8 positions: torch's slow matmul."""
+    strides = []
+    head = llama.target.get_output_embeddings()
+    hook = head.register_forward_pre_hook(lambda _, inputs: strides.append(inputs[0].stride()))
+    slots = SlotModel(llama.target)
+    slots.reserve(rows=rows, slots=8)
+    slots.forward(sequences(rows, 8), torch.arange(8).expand(rows, 8), span=8, keep=keep)
+    hook.remove()
+    assert strides == [torch.empty(rows, keep, 32).stride()]
+
+
 def test_a_larger_cache_is_kept_and_a_smaller_one_replaced(llama):
     slots = SlotModel(llama.target)
     slots.reserve(rows=4, slots=100)

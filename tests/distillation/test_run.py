@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from draftsmith.artifacts import atomic_directory
+from draftsmith.console import EXIT_USER_ERROR, run_stage
 from draftsmith.corpus.chat import make_chat
 from draftsmith.corpus.prompts import user_prompt
 from draftsmith.corpus.rollouts import Rollout
@@ -17,6 +19,7 @@ from draftsmith.errors import CorpusError, DraftError
 from draftsmith.targets.loading import load_target
 from tests import tiny_target
 from tests.distillation.small_training import make_config
+from tests.full_disk import files_up_to
 
 RECIPE = StudentConfig(family="student", layers=(0, -1), vocabulary_size=200)
 CONFIG = make_config(steps=24, signal="cache", mixed_precision="bf16", checkpoint_steps=10)
@@ -113,6 +116,39 @@ def test_checkpoints_go_and_the_signals_stay(job, tmp_path):
     run(job(), tmp_path / "draft", tmp_path / "partial")
     assert not list((tmp_path / "partial" / "checkpoints").iterdir())
     assert len(list((tmp_path / "partial" / "signals").iterdir())) == 1
+
+
+def test_a_finished_run_leaves_the_signals_of_its_own_corpus_alone(job, tmp_path):
+    partial = tmp_path / "partial"
+    run(job(), tmp_path / "one", partial)
+    (own,) = (partial / "signals").iterdir()
+    (partial / "signals" / "of-another-corpus").mkdir()
+    (partial / "checkpoints" / "small" / "of-another-budget").mkdir(parents=True)
+    (partial / "checkpoints" / "large" / "of-another-recipe").mkdir(parents=True)
+    run(job(), tmp_path / "two", partial)
+    assert list((partial / "signals").iterdir()) == [own]
+    assert [path.name for path in (partial / "checkpoints").iterdir()] == ["large"]
+
+
+def test_a_full_disk_is_one_error_of_the_stage_and_the_draft_before_stays(job, tmp_path, capsys):
+    draft, partial = tmp_path / "drafts" / "small", tmp_path / "partial"
+    config = make_config(steps=4, signal="cache", mixed_precision="bf16")
+
+    def stage():
+        with atomic_directory(draft) as folder:
+            job(config).run(folder, partial)
+
+    with pytest.raises(SystemExit):
+        run_stage(stage)
+    before = {path.name: path.read_bytes() for path in draft.iterdir()}
+    capsys.readouterr()
+    room = len(before["model.safetensors"]) - 1
+    with files_up_to(room), pytest.raises(SystemExit) as ended:
+        run_stage(stage)
+    assert ended.value.code == EXIT_USER_ERROR
+    assert capsys.readouterr().err.strip().startswith("draftsmith: writing ")
+    assert {path.name: path.read_bytes() for path in draft.iterdir()} == before
+    assert list(draft.parent.iterdir()) == [draft]
 
 
 def test_another_budget_takes_up_no_foreign_checkpoint(job, tmp_path):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ import torch
 from draftsmith.distillation.batches import collate
 from draftsmith.distillation.signals import CachedSignals, OnlineSignals
 from draftsmith.drafts.student import head_logits
-from draftsmith.errors import DraftError
+from draftsmith.errors import ArtifactError, DraftError
 from tests.distillation.small_training import some_sequences
 from tests.drafts.small_models import make_target
+from tests.full_disk import files_up_to
 
 SPOT_CHECKS = 3
 
@@ -108,6 +110,36 @@ def test_a_cache_of_other_sequences_is_filled_again(tmp_path, target, sequences)
     batch = collate(sequences, [6])
     signal = cache(tmp_path, target, sequences).signal(batch)
     torch.testing.assert_close(signal.hidden, OnlineSignals(target).signal(batch).hidden)
+
+
+def test_a_cache_with_a_file_cut_short_is_filled_again(tmp_path, target, sequences):
+    expected = cache(tmp_path, target, sequences).signal(collate(sequences, [6])).hidden.clone()
+    os.truncate(tmp_path / "hidden.bin", 512)
+    again = cache(tmp_path, target, sequences).signal(collate(sequences, [6])).hidden
+    assert torch.equal(again, expected)
+
+
+def test_all_blocks_are_there_before_the_first_is_written(tmp_path, target, sequences):
+    """A write to a hole in a mapped file would kill the process where the disk is full."""
+    is_reserved = []
+
+    def look(*_):
+        status = (tmp_path / "hidden.bin").stat()
+        is_reserved.append(status.st_blocks * 512 >= status.st_size)
+
+    target.base_model.register_forward_hook(look)
+    cache(tmp_path, target, sequences)
+    assert is_reserved
+    assert all(is_reserved)
+
+
+def test_a_full_disk_is_an_error_before_the_target_is_asked(
+    tmp_path, target, sequences, num_forwards
+):
+    with files_up_to(4096), pytest.raises(ArtifactError, match=r"signals: found File too large"):
+        cache(tmp_path / "signals", target, sequences)
+    assert not num_forwards
+    assert list(tmp_path.iterdir()) == []
 
 
 def overwrite(path, value):

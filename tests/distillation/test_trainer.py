@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 
 from draftsmith.distillation.batches import TrainingSequence
 from draftsmith.distillation.signals import CachedSignals, OnlineSignals, Signal
 from draftsmith.distillation.trainer import learning_rate_factor
-from draftsmith.errors import CorpusError
+from draftsmith.errors import ArtifactError, CorpusError
 from tests.distillation.small_training import (
     are_equal,
     make_config,
@@ -16,6 +18,7 @@ from tests.distillation.small_training import (
     weights_of,
 )
 from tests.drafts.small_models import KINDS, make_target
+from tests.full_disk import files_up_to
 
 
 class Killed(Exception):
@@ -204,6 +207,24 @@ def test_a_half_written_checkpoint_does_not_count(target, tmp_path):
     (tmp_path / "run" / "step-00000004").rename(tmp_path / "run" / ".unfinished-00000008")
     resumed, outcome = train(target, tmp_path / "run")
     assert outcome.resumed_at == 0
+    assert are_equal(weights_of(resumed), weights_of(whole))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.bin"])
+def test_a_checkpoint_without_room_ends_the_run_and_the_one_before_stays(name, target, tmp_path):
+    whole, _ = train(target, tmp_path / "whole")
+    room = (tmp_path / "whole" / "step-00000008" / name).stat().st_size - 1
+    disk = ExitStack()
+
+    def fill_the_disk(step, _metrics):
+        if step == 5:
+            disk.enter_context(files_up_to(room))
+
+    with pytest.raises(ArtifactError, match="free disk space"), disk:
+        train(target, tmp_path / "run", on_step=fill_the_disk)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000004"]
+    resumed, outcome = train(target, tmp_path / "run")
+    assert outcome.resumed_at == 4
     assert are_equal(weights_of(resumed), weights_of(whole))
 
 

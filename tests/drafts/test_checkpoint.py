@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from draftsmith.artifacts import atomic_directory
 from draftsmith.decoding import attention
 from draftsmith.decoding.slot_model import SlotModel
 from draftsmith.drafts.checkpoint import (
@@ -19,7 +20,7 @@ from draftsmith.drafts.checkpoint import (
 )
 from draftsmith.drafts.manifest import read_manifest
 from draftsmith.drafts.student import build_student, own_parameter_names
-from draftsmith.errors import DraftError
+from draftsmith.errors import ArtifactError, DraftError
 from tests.drafts.small_models import (
     KINDS,
     TARGET_DIGEST,
@@ -29,6 +30,7 @@ from tests.drafts.small_models import (
     save_small,
     some_tokens,
 )
+from tests.full_disk import files_up_to
 
 
 def logits_of(model):
@@ -89,6 +91,18 @@ def test_saving_twice_gives_one_digest(llama, token_ids, tmp_path):
     _, other = save_small(tmp_path / "c", llama, token_ids, noise=0.02)
     assert first == second
     assert first.digest != other.digest
+
+
+def test_a_draft_without_room_is_one_error_and_the_old_one_stays(saved, llama, token_ids):
+    before = contents(saved)
+    with (
+        files_up_to(len(before[WEIGHTS]) - 1),
+        pytest.raises(ArtifactError, match=r"File too large.*free disk space"),
+        atomic_directory(saved) as folder,
+    ):
+        save_small(folder, llama, token_ids, noise=0.02)
+    assert contents(saved) == before
+    assert list(saved.parent.iterdir()) == [saved]
 
 
 def test_another_target_is_refused_by_name(saved, llama):

@@ -64,8 +64,8 @@ def test_the_same_draft_measured_again_matches(config, make_record, make_recorde
     assert report["changed"] == ["weights"]
 
 
-@pytest.mark.parametrize("component", ["tokenizer", "vocabulary"])
-def test_another_vocabulary_is_drift_by_definition_without_a_measurement(
+@pytest.mark.parametrize("component", ["tokenizer", "vocabulary", "shape"])
+def test_another_vocabulary_or_width_is_drift_by_definition_without_a_measurement(
     config, make_recorded, component
 ):
     report = incumbent_report(

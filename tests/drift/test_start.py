@@ -13,8 +13,9 @@ AUTO = StartConfig("auto")
 
 @pytest.fixture
 def incumbent(make_pair):
-    def make(verdict="matched", *, changed=("weights",), recipe="small", live_drift=False):
-        pair = make_pair("7", draft="d7", pair="p7", recipe=recipe, live_drift=live_drift)
+    def make(verdict="matched", *, changed=("weights",), recipe="small", settings="", **pair):
+        pair = make_pair("7", draft="d7", pair="p7", recipe=recipe, **pair)
+        pair["recipe_digest"] = settings or f"settings of {recipe}"
         return {"verdict": verdict, "incumbent": pair, "changed": list(changed)}
 
     return make
@@ -24,7 +25,7 @@ def incumbent(make_pair):
 def start(config):
     def run(incumbent, *, known=None, action="auto", recipes=("small",), on_match="reuse"):
         return start_report(
-            recipes,
+            {name: f"settings of {name}" for name in recipes},
             known=known or {},
             incumbent=incumbent,
             config=StartConfig(action),
@@ -60,7 +61,8 @@ def test_any_other_verdict_retrains(start, incumbent, verdict):
     assert (decision["action"], decision["source_pair_digest"]) == ("retrain", None)
 
 
-def test_an_incumbent_of_another_recipe_or_with_live_drift_is_not_reused(start, incumbent):
+def test_an_incumbent_built_differently_or_with_live_drift_is_not_reused(start, incumbent):
+    assert start(incumbent(settings="fewer steps"))["small"]["action"] == "retrain"
     assert start(incumbent(recipe="other"))["small"]["action"] == "retrain"
     assert start(incumbent(live_drift=True))["small"]["action"] == "retrain"
     assert start(incumbent(), on_match="retrain")["small"]["action"] == "retrain"
@@ -90,6 +92,8 @@ def test_reuse_without_a_usable_draft_is_an_error(start, incumbent):
         start(incumbent(recipe="other"), action="reuse")
     with pytest.raises(EvidenceError, match="tokenizer"):
         start(incumbent("drifted", changed=["tokenizer"]), action="reuse")
+    with pytest.raises(EvidenceError, match="shape"):
+        start(incumbent("drifted", changed=["weights", "shape"]), action="reuse")
 
 
 def test_no_reason_holds_a_measured_number_so_that_measuring_again_retrains_nothing(

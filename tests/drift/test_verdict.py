@@ -10,7 +10,7 @@ from draftsmith.errors import ConfigError
 
 
 def report_of(proposed, config, **pairs):
-    names = ("champion", "predecessor", "incumbent")
+    names = ("champion", "predecessor", "incumbent", "known")
     return drift_report(
         proposed, **{name: pairs.get(name) for name in names}, config=config, seed=0
     )
@@ -41,6 +41,22 @@ def test_a_reused_draft_is_held_against_its_own_record_even_with_a_champion(
     report = report_of(proposed, config, champion=champion, incumbent=incumbent)
     assert report["reference"]["kind"] == "own_record"
     assert report["verdict"] == "drifted"
+
+
+def test_a_pair_that_returns_is_held_against_its_own_record_not_that_of_its_draft_elsewhere(
+    config, make_record, make_recorded
+):
+    elsewhere = make_recorded(0.6, seed=1, version="2", draft="d1", pair="p2")
+    known = make_recorded(0.5, seed=2, version="1", draft="d1", pair="p1")
+    report = report_of(
+        make_record(0.5, seed=2, draft="d1", pair="p1"),
+        config,
+        champion=elsewhere,
+        incumbent=elsewhere,
+        known=known,
+    )
+    assert report["reference"] == {"kind": "own_record", "pair_digest": "p1", "version": "1"}
+    assert report["verdict"] == "pass"
 
 
 def test_a_promotion_does_not_change_the_verdict(config, make_record, make_recorded):

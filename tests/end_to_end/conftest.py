@@ -97,7 +97,7 @@ class Project:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Two threads, no telemetry, the project's own sources."""
+        """No telemetry, the project's own sources, threads as the tests have them."""
         inherited = {
             key: value for key, value in os.environ.items() if not key.startswith("MLFLOW")
         }
@@ -106,7 +106,6 @@ class Project:
             "PYTHONPATH": str(self.root / "src"),
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "DVC_NO_ANALYTICS": "true",
-            "OMP_NUM_THREADS": "2",
         }
 
     def repro(self, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -104,6 +104,19 @@ def test_survival_falls_with_position_and_agrees_with_tau(record, key):
     assert record["tau"][key]["mean"] == pytest.approx(1 + sum(survival), abs=0.25)
 
 
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("name", ["survival", "conditional_acceptance"])
+def test_positions_have_intervals_and_domains_that_agree_with_the_pooled_figures(record, key, name):
+    entries = record["positions"][key]
+    assert 1 <= len(entries) <= len(record[name][key])
+    for entry, pooled in zip(entries, record[name][key], strict=False):
+        estimate = entry[name]
+        assert estimate["mean"] == pytest.approx(pooled)
+        assert estimate["low"] <= estimate["mean"] <= estimate["high"]
+        parts = [part["mean"] for part in estimate["by_domain"].values()]
+        assert min(parts) - 1e-12 <= estimate["mean"] <= max(parts) + 1e-12
+
+
 def test_every_prompt_is_there_once_with_its_tokens(record, rollouts):
     assert [p["prompt_id"] for p in record["prompts"]] == list(
         dict.fromkeys(rollout.prompt_id for rollout in rollouts)

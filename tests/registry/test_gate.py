@@ -239,6 +239,15 @@ def test_warnings_do_not_block(reports):
     }
 
 
+def test_a_draft_that_drifted_from_its_use_elsewhere_does_not_block_a_pair_that_returns(reports):
+    reports["incumbent"] |= {"verdict": "drifted"}
+    reports["incumbent"]["incumbent"]["draft_digest"] = DRAFT
+    assert failing(judged(reports)) == ["incumbent_test"]
+    reports["drift"]["reference"] = {"kind": "own_record", "pair_digest": PAIR, "version": "2"}
+    assert judged(reports)["verdict"] == "promote"
+    assert check_of(judged(reports), "incumbent_test")["severity"] == "warn"
+
+
 def test_a_fallen_domain_blocks_only_when_it_is_critical(reports):
     reports["drift"]["by_domain"]["maths"] = domain(-0.05, True)
     assert judged(reports, critical_domains=("chat",))["verdict"] == "promote"

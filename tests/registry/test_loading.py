@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from functools import partial
 
 import mlflow
 import pytest
@@ -196,3 +197,60 @@ def test_a_target_that_lives_in_the_registry_is_fetched_into_a_snapshot(root, st
     assert target_reachable(store.resolve("1"), root=root)
     assert load_pair("models:/demo/1", root=root).generate("hello", max_new_tokens=2).num_rounds
     assert snapshot.is_dir()
+
+
+@pytest.fixture
+def whole(root, files):
+    """A version that holds its target, on a machine with neither the snapshot nor the source."""
+    snapshot = root / "models" / "targets" / short(files.target_digest)
+    shutil.copytree(root / "target", snapshot)
+    store = PairStore(root, RegistryConfig("demo", "draftsmith", include_target=True))
+    arguments = {"evidence": {}, "tags": TAGS, "target_source": str(root / "target")}
+    version = store.register(files, root / "draft", **arguments)
+    store.promote(version, [])
+    shutil.rmtree(root / "models")
+    shutil.rmtree(root / "target")
+    return store.resolve(version)
+
+
+def test_a_version_that_holds_its_target_needs_no_other_place(root, whole):
+    assert target_reachable(whole, root=root)
+    shutil.rmtree(root / "models")
+    loaded = load_pair("models:/demo@champion", root=root)
+    assert loaded.generate("hello", max_new_tokens=2).num_rounds
+    assert (root / "models" / "targets" / short(whole.pair.target_digest)).is_dir()
+
+
+def test_a_rollback_finds_the_target_in_the_version(root, store, files, whole):
+    """It holds the registry's lock while it looks."""
+    other = dataclasses.asdict(identify(root / "other", "float32"))
+    arguments = {"evidence": {}, "tags": TAGS, "target_source": str(root / "other")}
+    later = PairRecord(target=other, draft=files.draft)
+    store.promote(store.register(later, root / "draft", **arguments), [])
+    reachable = partial(target_reachable, root=root)
+    assert store.rollback(reason="slow", is_reachable=reachable).version == whole.pair.version
+
+
+def test_mlflow_loads_a_version_that_holds_its_target(root, whole, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root}/mlflow.db")
+    monkeypatch.chdir(root)
+    loaded = mlflow.pyfunc.load_model("models:/demo@champion", model_config={"max_new_tokens": 2})
+    assert len(loaded.predict(["hello"])) == 1
+
+
+def test_another_target_in_the_version_is_refused_by_name(root, whole):
+    (held,) = (root / "mlartifacts").rglob("artifacts/target")
+    shutil.copytree(root / "other", held, dirs_exist_ok=True)
+    with pytest.raises(TargetError, match=identify(held, "float32").digest) as caught:
+        load_pair("models:/demo@champion", root=root)
+    assert whole.pair.target_digest in str(caught.value)
+    assert not target_reachable(whole, root=root)
+
+
+def test_a_target_that_is_nowhere_names_every_place_that_was_tried(root, pair):
+    shutil.rmtree(root / "target")
+    with pytest.raises(TargetError) as caught:
+        load_pair("models:/demo@champion", root=root)
+    snapshot = root / "models" / "targets" / short(pair.pair.target_digest)
+    for place in (str(snapshot), str(root / "target"), "models:/demo/1: a pair that holds"):
+        assert place in str(caught.value)

@@ -135,6 +135,15 @@ def test_find_known_wants_the_same_target_recipe_and_corpus(store, register):
         assert store.find_known(*other) is None
 
 
+def test_a_reused_pair_is_known_once_it_was_promoted(store, register):
+    reused = TAGS | {"evaluated_corpus_digest": digest("c2")}
+    register(target="t2", corpus="c1", tags=reused)
+    known = (digest("t2"), digest("small"), digest("c2"))
+    assert store.find_known(*known) is None  # it may have been blocked
+    store.promote("1", ["it matches"])
+    assert store.find_known(*known).version == "1"
+
+
 def test_find_known_takes_the_newest_usable_pair(store, register):
     known = (digest("t1"), digest("small"), digest("c1"))
     for draft in ("d1", "d2", "d3"):
@@ -144,8 +153,22 @@ def test_find_known_takes_the_newest_usable_pair(store, register):
     assert store.find_known(*known).version == "2"
     store.set_live_drift("2", "alpha fell")
     assert store.find_known(*known).version == "1"
+    store.quarantine("1", "slow as well")
+    assert store.find_known(*known).live_drift
     assert store.find(make_record(draft="d3").digest).version == "3"
     assert store.find(make_record(draft="d2").digest).live_drift
+
+
+def test_the_trainings_history_becomes_curves_of_the_versions_run(root, store, tmp_path):
+    draft_dir, evidence = make_files(tmp_path / "files")
+    history = [{"step": float(s), "loss": 5.0 / s, "alpha": s / 10} for s in (1, 2)]
+    write_json(draft_dir / "draft.json", {"training": {"history": history}})
+    store.register(make_record(), draft_dir, evidence=evidence, tags=TAGS, target_source=SOURCE)
+    client = MlflowClient(f"sqlite:///{root}/mlflow.db")
+    run_id = client.get_model_version("demo", "1").run_id
+    for name in ("loss", "alpha"):
+        curve = client.get_metric_history(run_id, f"train_{name}")
+        assert [(m.step, m.value) for m in curve] == [(int(e["step"]), e[name]) for e in history]
 
 
 def test_registering_again_lifts_neither_quarantine_nor_live_drift(store, register):

@@ -52,7 +52,9 @@ def test_headline_tags_come_from_the_temperature_of_the_benchmark():
         "tau": {"0.0": {"mean": 1.5}, "0.7": {"mean": 1.4}},
     }
     benchmark = {"temperature": 0.7, "draft_length": 3, "speedup": {"mean": 1.25}}
-    tags = evidence_tags(evaluation, benchmark, device="A CPU", drift="pass")
+    tags = evidence_tags(
+        evaluation, benchmark, device="A CPU", drift="pass", corpus_digest="c" * 64
+    )
     assert tags["alpha"] == "0.4000"
     assert tags["tau"] == "1.4000"
     assert tags["speedup"] == "1.2500"

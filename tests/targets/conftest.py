@@ -85,7 +85,6 @@ def configure():
             "revision": None,
             "dtype": "auto",
             "snapshot": "copy",
-            "trust_remote_code": False,
         }
         return TargetConfig(**(settings | changes))
 

@@ -49,14 +49,14 @@ def test_config_of_another_model_is_an_error(checkpoint):
 
 
 def test_target_is_found_by_digest_in_the_dtype_that_the_digest_names(checkpoint, configure, root):
-    wide = resolve(configure(checkpoint, dtype="float32"), root=root)
-    served = resolve(configure(checkpoint), root=root)
+    wide = resolve(configure(checkpoint, dtype="float32"), root=root).identity
+    served = resolve(configure(checkpoint), root=root).identity
     assert load_by_digest(root, wide.digest).model.dtype == torch.float32
     assert load_by_digest(root, served.digest).model.dtype == torch.bfloat16
 
 
 def test_analysis_in_another_dtype_keeps_the_identity(checkpoint, configure, root):
-    identity = resolve(configure(checkpoint), root=root)
+    identity = resolve(configure(checkpoint), root=root).identity
     target = load_by_digest(root, identity.digest, dtype="float32")
     assert target.model.dtype == torch.float32
     assert target.identity == identity
@@ -68,14 +68,14 @@ def test_missing_snapshot_says_how_to_make_it(root):
 
 
 def test_link_to_a_folder_that_has_gone_says_so(checkpoint, configure, root):
-    identity = resolve(configure(checkpoint, snapshot="none"), root=root)
+    identity = resolve(configure(checkpoint, snapshot="none"), root=root).identity
     shutil.rmtree(checkpoint)
     with pytest.raises(TargetError, match="has gone"):
         load_by_digest(root, identity.digest)
 
 
 def test_tampered_snapshot_is_refused(checkpoint, configure, root):
-    identity = resolve(configure(checkpoint), root=root)
+    identity = resolve(configure(checkpoint), root=root).identity
     template = root / short(identity.digest) / "chat_template.jinja"
     template.write_text(template.read_text() + "ignore the above")
     with pytest.raises(TargetError, match=identity.digest):

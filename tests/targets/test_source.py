@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import sys
@@ -16,10 +15,15 @@ from draftsmith.artifacts import read_json, short, write_json
 from draftsmith.errors import ConfigError, TargetError
 from draftsmith.targets import source as source_module
 from draftsmith.targets.identity import changed, identify
-from draftsmith.targets.loading import load_by_digest, target_directory
-from draftsmith.targets.source import resolve
+from draftsmith.targets.loading import load_by_digest, load_target, target_directory
+from draftsmith.targets.resolved import last_resolved, remember_resolved
 
 from .conftest import make_model, make_tokenizer
+
+
+def resolve(config, **options):
+    """The identity alone."""
+    return source_module.resolve(config, **options).identity
 
 
 def overwrite_weights(directory, amount=1.0):
@@ -189,21 +193,32 @@ def test_adapter_is_sent_back_to_be_merged(checkpoint, configure, root):
         resolve(configure(checkpoint), root=root)
 
 
-def test_code_in_a_checkpoint_needs_permission(checkpoint, configure, root):
-    write_json(
-        checkpoint / "config.json",
-        {"model_type": "homemade", "auto_map": {"AutoConfig": "homemade.Config"}},
-    )
-    with pytest.raises(TargetError, match="trust_remote_code"):
-        resolve(configure(checkpoint), root=root)
-
-
-def test_code_of_another_repository_is_refused_even_with_permission(checkpoint, configure, root):
-    config = read_json(checkpoint / "config.json")
-    config["auto_map"] = {"AutoConfig": "someone/else--homemade.Config"}
+def name_code(checkpoint, **changes):
+    """Let the config name Python files, which would show that they were run."""
+    parts = {"AutoConfig": "homemade.Config", "AutoModelForCausalLM": "homemade.Model"}
+    config = {**read_json(checkpoint / "config.json"), "auto_map": parts, **changes}
     write_json(checkpoint / "config.json", config)
-    with pytest.raises(TargetError, match="another repository"):
-        resolve(configure(checkpoint, trust_remote_code=True), root=root)
+    (checkpoint / "homemade.py").write_text("raise SystemExit('checkpoint code was run')\n")
+
+
+def test_model_that_needs_code_of_its_own_is_refused_wherever_it_is_loaded(
+    checkpoint, configure, root
+):
+    name_code(checkpoint, model_type="homemade")
+    with pytest.raises(TargetError, match=r"homemade\.Model.*never run"):
+        resolve(configure(checkpoint), root=root)
+    assert leftovers(root) == []
+    with pytest.raises(TargetError, match=r"homemade\.Model.*never run"):
+        load_target(checkpoint, dtype="auto")
+
+
+def test_code_beside_a_model_that_transformers_has_is_neither_needed_nor_run(
+    checkpoint, configure, root
+):
+    name_code(checkpoint)
+    identity = resolve(configure(checkpoint), root=root)
+    assert isinstance(load_by_digest(root, identity.digest).model, LlamaForCausalLM)
+    assert not (target_directory(root, identity.digest) / "homemade.py").exists()
 
 
 @pytest.mark.parametrize(
@@ -324,12 +339,14 @@ def test_registered_model_equals_its_checkpoint(checkpoint, configure, root):
 
     def fetch(uri, folder):
         asked.append(uri)
-        return shutil.copytree(checkpoint, folder / "model").parent
+        return "models:/chat/3", shutil.copytree(checkpoint, folder / "model").parent
 
-    identity = resolve(configure("models:/chat@champion"), root=root, fetch_model=fetch)
+    config = configure("models:/chat@champion")
+    found = source_module.resolve(config, root=root, fetch_model=fetch)
     assert asked == ["models:/chat@champion"]
-    assert identity == identify(checkpoint, "auto")
-    assert leftovers(root) == [short(identity.digest)]
+    assert found.identity == identify(checkpoint, "auto")
+    assert found.source == "models:/chat/3"
+    assert leftovers(root) == [short(found.identity.digest)]
 
 
 def test_tokenizer_kept_apart_from_the_weights_is_joined(checkpoint, configure, root):
@@ -339,7 +356,7 @@ def test_tokenizer_kept_apart_from_the_weights_is_joined(checkpoint, configure, 
             file.unlink()
         (folder / "model" / "chat_template.jinja").unlink()
         make_tokenizer().save_pretrained(folder / "components" / "tokenizer")
-        return folder
+        return uri, folder
 
     identity = resolve(configure("models:/chat/3"), root=root, fetch_model=fetch)
     assert identity == identify(checkpoint, "auto")
@@ -349,7 +366,7 @@ def test_registered_model_kept_by_the_caller_is_left_alone(
     checkpoint, configure, root, monkeypatch
 ):
     def fetch(uri, folder):
-        return checkpoint.parent
+        return uri, checkpoint.parent
 
     config = configure("models:/chat/3", snapshot="none")
     identity = resolve(config, root=root, fetch_model=fetch)
@@ -360,7 +377,7 @@ def test_registered_model_kept_by_the_caller_is_left_alone(
 @pytest.mark.parametrize("source", ["models:/chat", "models:/chat/1/2", "models:chat@x"])
 def test_model_source_without_version_or_alias_is_refused(configure, root, source):
     with pytest.raises(TargetError, match="models:/<name>"):
-        resolve(configure(source), root=root, fetch_model=lambda uri, folder: folder)
+        resolve(configure(source), root=root, fetch_model=lambda uri, folder: (uri, folder))
 
 
 def test_model_source_needs_a_download_and_exactly_one_checkpoint(checkpoint, configure, root):
@@ -368,12 +385,12 @@ def test_model_source_needs_a_download_and_exactly_one_checkpoint(checkpoint, co
         resolve(configure("models:/chat/1"), root=root)
 
     def fetch_none(uri, folder):
-        return folder
+        return uri, folder
 
     def fetch_two(uri, folder):
         for name in ("a", "b"):
             shutil.copytree(checkpoint, folder / name)
-        return folder
+        return uri, folder
 
     for fetch, words in ((fetch_none, "0 folders"), (fetch_two, "2 folders")):
         with pytest.raises(TargetError, match=words):
@@ -401,16 +418,26 @@ def hub_cache(checkpoint, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("source", ["org/tiny", "hf:org/tiny"])
 @pytest.mark.parametrize("revision", [None, "main", COMMIT])
-def test_hub_source_is_its_checkpoint(hub_cache, configure, root, source, revision):
-    identity = resolve(configure(source, revision=revision), root=root)
+def test_hub_source_is_its_checkpoint_at_a_commit(hub_cache, configure, root, source, revision):
+    found = source_module.resolve(configure(source, revision=revision), root=root)
     snapshot = hub_cache / "models--org--tiny" / "snapshots" / COMMIT
-    assert identity == identify(snapshot, "auto")
+    assert found.identity == identify(snapshot, "auto")
+    assert found.source == f"hf:org/tiny@{COMMIT}"
 
 
-def test_hub_revision_is_resolved_to_a_commit(hub_cache, configure, root, caplog):
-    caplog.set_level(logging.INFO)
-    resolve(configure("org/tiny", revision="main"), root=root)
-    assert f"commit={COMMIT}" in caplog.text
+def test_sources_that_name_one_place_stay_as_they_are(checkpoint, tiny_gguf, configure, root):
+    for source in (str(checkpoint), str(tiny_gguf)):
+        assert source_module.resolve(configure(source), root=root).source == source
+
+
+def test_only_the_source_that_was_resolved_last_is_remembered(configure, root):
+    main, other = configure("org/tiny", revision="main"), configure("org/other")
+    assert last_resolved(root, "org/tiny", "main") is None
+    remember_resolved(root, main, "hf:org/tiny@1")
+    assert last_resolved(root, "org/tiny", "main") == "hf:org/tiny@1"
+    assert last_resolved(root, "org/tiny", None) is None
+    remember_resolved(root, other, "hf:org/other@2")
+    assert last_resolved(root, "org/tiny", "main") is None
 
 
 @pytest.mark.parametrize(

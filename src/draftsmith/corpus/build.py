@@ -11,21 +11,14 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from draftsmith.artifacts import digest_json, read_json, short, write_json
+from draftsmith.artifacts import digest_json, keep_only, read_json, short, write_json
 from draftsmith.corpus.chat import Chat
 from draftsmith.corpus.dataset import write_corpus
-from draftsmith.corpus.hub_prompts import read_dataset
-from draftsmith.corpus.prompts import (
-    Prompt,
-    bundled_prompts,
-    distinct,
-    is_eval,
-    read_jsonl,
-    user_prompt,
-)
+from draftsmith.corpus.prompts import Prompt, distinct, is_eval, user_prompt
 from draftsmith.corpus.rollouts import Limits, Rollout, RolloutJob, ShardStore, roll_out
 from draftsmith.corpus.self_prompting import SELF_DOMAIN, self_prompts, self_requests
 from draftsmith.corpus.settings import CorpusConfig, SourceConfig
+from draftsmith.corpus.sources import read_source
 from draftsmith.decoding import Engine, Event, NoProposer
 from draftsmith.errors import CorpusError
 
@@ -84,6 +77,7 @@ class CorpusBuilder:
         splits = {"train": rollouts[: len(train_jobs)], "eval": rollouts[len(train_jobs) :]}
         facts = {"digest": digest, "target_digest": self.target_digest, **_facts(splits)}
         write_corpus(directory, splits, facts)
+        keep_only(self.partial / "rollouts", short(digest))
         return facts
 
     def _engine(self) -> Engine:
@@ -91,21 +85,10 @@ class CorpusBuilder:
 
     def _collect(self) -> Iterator[Prompt]:
         for source in self.config.sources:
-            prompts = list(self._read(source))
+            is_self = source.kind == "self"
+            prompts = self._self_written(source) if is_self else read_source(source)
             _LOG.info("source=%s prompts=%d", source.kind, len(prompts))
             yield from prompts
-
-    def _read(self, source: SourceConfig) -> list[Prompt]:
-        match source.kind:
-            case "bundled":
-                prompts = bundled_prompts()
-            case "jsonl":
-                prompts = list(read_jsonl(Path(source.path), domain=source.domain))
-            case "dataset":
-                prompts = list(read_dataset(source))
-            case "self":
-                return self._self_written(source)
-        return prompts[: source.count] if source.count else prompts
 
     def _self_written(self, source: SourceConfig) -> list[Prompt]:
         """Sampled once for a target and kept, so a killed run does not sample again."""
@@ -148,18 +131,29 @@ class CorpusBuilder:
         return train, held_out
 
     def _digest(self, train: Sequence[EncodedPrompt], held_out: Sequence[EncodedPrompt]) -> str:
-        """Everything the rollouts depend on: target, exact prompts, sampling."""
+        """Everything the rollouts depend on: target, exact prompts, sampling.
+
+        Self-written prompts are the target's own work, as rollouts are: their settings count, not
+        their words, which differ in near-ties between machines.
+        """
+        written = [asdict(source) for source in self.config.sources if source.kind == "self"]
         return digest_json(
             {
                 "target": self.target_digest,
-                "train": [item.token_ids for item in train],
-                "eval": [item.token_ids for item in held_out],
+                "train": _given(train),
+                "eval": _given(held_out),
+                "self": written,
                 "temperatures": [self.config.train_temperatures, self.config.eval_temperatures],
                 "max_new_tokens": self.config.max_new_tokens,
                 "stop_ids": self.chat.stop_ids,
                 "seed": self.config.seed,
             }
         )
+
+
+def _given(items: Sequence[EncodedPrompt]) -> list[list[int]]:
+    """Token ids of the prompts that come from outside."""
+    return [item.token_ids for item in items if item.prompt.domain != SELF_DOMAIN]
 
 
 def _jobs(items: Sequence[EncodedPrompt], temperatures: Sequence[float]) -> list[RolloutJob]:

@@ -16,7 +16,7 @@ def read_dataset(source: SourceConfig) -> Iterator[Prompt]:
     """Prompts of a `datasets` folder (`save_to_disk`) or of a Hub dataset, columns as in JSONL.
 
     Raises:
-        CorpusError: It cannot be loaded or lacks the columns.
+        CorpusError: It cannot be loaded, is empty or lacks the columns.
     """
     try:
         if Path(source.path).is_dir() and any(Path(source.path).rglob("state.json")):
@@ -25,6 +25,8 @@ def read_dataset(source: SourceConfig) -> Iterator[Prompt]:
             data = datasets.load_dataset(source.path)
         if isinstance(data, datasets.DatasetDict):
             data = data[source.split]
+    except IndexError:
+        data = []  # what `datasets` makes of a saved folder without any row
     except Exception as error:
         raise CorpusError(
             f"loading the dataset {source.path}",
@@ -32,5 +34,12 @@ def read_dataset(source: SourceConfig) -> Iterator[Prompt]:
             expected=f"a saved dataset or a reachable Hub dataset with split {source.split}",
             remedy="save it with `save_to_disk` beside the project and name that folder",
         ) from error
+    if not data:
+        raise CorpusError(
+            f"reading prompts from the dataset {source.path}",
+            found="no row",
+            expected="one `messages` or `prompt` a row",
+            remedy="fill the dataset or remove the source from `corpus.sources`",
+        )
     for index, row in enumerate(data):
         yield prompt_from(row, where=f"{source.path}, row {index}", domain=source.domain)

@@ -34,6 +34,8 @@ class SourceConfig:
             raise ValueError(f"a source of kind {self.kind} needs a path")
         if self.kind == "self" and self.count < 1:
             raise ValueError("a source of kind self needs a count of at least 1")
+        if self.count < 0 or self.temperature < 0:
+            raise ValueError("count and temperature of a source must be 0 or more")
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,24 @@ full distribution: either cached on disk, memory-mapped, or computed in every st
 
 from __future__ import annotations
 
+import errno
 import logging
-from collections.abc import Iterator, Sequence
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftsmith.artifacts import read_json, write_json
+from draftsmith.artifacts import read_json, write_json, writing
 from draftsmith.distillation.batches import TokenBatch, TrainingSequence, collate
 from draftsmith.drafts.student import head_logits
-from draftsmith.errors import DraftError
+from draftsmith.errors import ArtifactError, DraftError
 
 _LOG = logging.getLogger(__name__)
 _TOKENS_PER_FORWARD = 4096
@@ -28,6 +31,7 @@ _SPOT_CHECKS = 3
 _MAX_DEVIATION, _MIN_COSINE = 1.0, 0.98  # far outside bfloat16 noise
 _BYTES_PER_GB = 1e9
 _NORMALISER_BYTES = 4
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class CachedSignals:
     Raises:
         DraftError: The cache would be larger than `max_gb`, or a stored sequence does not match a
             forward of it alone.
+        ArtifactError: The disk has no room for it; nothing of it is left.
     """
 
     def __init__(
@@ -94,17 +99,22 @@ class CachedSignals:
         self._dtype: torch.dtype = target.get_output_embeddings().weight.dtype
         stored = np.dtype(np.float32 if self._dtype == torch.float32 else np.uint16)
         _require_room(total, width * stored.itemsize + _NORMALISER_BYTES, max_gb)
-        directory.mkdir(parents=True, exist_ok=True)
-        marker = directory / "finished.json"
-        is_finished = marker.exists() and read_json(marker) == {"positions": total, "width": width}
-        mode: Literal["r+", "w+"] = "r+" if is_finished else "w+"
-        self._hidden = np.memmap(directory / "hidden.bin", stored, mode, shape=(total, width))
-        self._normaliser = np.memmap(directory / "normaliser.bin", np.float32, mode, shape=(total,))
+        sizes = {
+            "hidden.bin": total * width * stored.itemsize,
+            "normaliser.bin": total * _NORMALISER_BYTES,
+        }
+        marker, facts = directory / "finished.json", {"positions": total, "width": width}
+        is_finished = _have(directory, sizes) and marker.exists() and read_json(marker) == facts
+        if not is_finished:
+            _reserve(directory, sizes)
+        self._hidden = np.memmap(directory / "hidden.bin", stored, "r+", shape=(total, width))
+        self._normaliser = np.memmap(directory / "normaliser.bin", np.float32, "r+", shape=(total,))
         if is_finished:
             _LOG.info("signal_cache=found positions=%d", total)
         else:
-            self._fill(OnlineSignals(target), sequences)
-            write_json(marker, {"positions": total, "width": width})
+            with writing(directory):
+                self._fill(OnlineSignals(target), sequences)
+            write_json(marker, facts)
         self._spot_check(OnlineSignals(target), sequences)
 
     def _fill(self, online: OnlineSignals, sequences: Sequence[TrainingSequence]) -> None:
@@ -149,6 +159,40 @@ class CachedSignals:
                     expected="the signal of a forward of that sequence alone",
                     remedy="delete build/partial/distill and rerun",
                 )
+
+
+def _have(directory: Path, sizes: Mapping[str, int]) -> bool:
+    files = [(directory / name, size) for name, size in sizes.items()]
+    return all(file.exists() and file.stat().st_size == size for file, size in files)
+
+
+def _reserve(directory: Path, sizes: Mapping[str, int]) -> None:
+    """Make files of these sizes with all their blocks.
+
+    A memory-mapped write to a block that a full disk does not have would kill the process.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        with writing(directory):
+            directory.mkdir(parents=True)
+            for name, size in sizes.items():
+                with (directory / name).open("wb") as stream:
+                    _allocate(stream, size)
+    except ArtifactError:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def _allocate(stream: BinaryIO, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(stream.fileno(), 0, size)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+    for start in range(0, size, _BLOCK_BYTES):
+        stream.write(bytes(min(_BLOCK_BYTES, size - start)))
 
 
 def _to_numpy(hidden: Tensor) -> np.ndarray:

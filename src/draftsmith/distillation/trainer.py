@@ -22,13 +22,13 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from draftsmith.artifacts import write_text
+from draftsmith.artifacts import keep_only, write_text, writing
 from draftsmith.distillation.batches import TokenBatch, TrainingSequence, collate, step_indices
 from draftsmith.distillation.divergences import forward_kl, overlap
 from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.signals import Signal, SignalSource
 from draftsmith.drafts.student import head_logits
-from draftsmith.errors import CorpusError
+from draftsmith.errors import ArtifactError, CorpusError
 
 _LOG = logging.getLogger(__name__)
 _DECAY_SHARE = 0.2
@@ -88,6 +88,7 @@ def distill(  # noqa: PLR0913  live objects of one training run
 
     Raises:
         CorpusError: No position is masked, or the loss is not finite.
+        ArtifactError: The disk refused a checkpoint; the one before it stays.
     """
     optimization = _Optimization(student, target_head, config)
     run = _Run(optimization.accelerator, checkpoints, config)
@@ -148,6 +149,7 @@ class _Optimization:
             lr=config.learning_rate,
             weight_decay=config.weight_decay,
             betas=(0.9, 0.95),
+            fused=True,
         )
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: learning_rate_factor(step, config)
@@ -248,13 +250,17 @@ class _Run:
         self._accelerator.wait_for_everyone()
         final = self._folder / f"step-{done:08d}"
         unfinished = self._folder / f".unfinished-{done:08d}"
-        self._accelerator.save_state(str(unfinished))
+        try:
+            with writing(unfinished):
+                self._accelerator.save_state(str(unfinished))
+                if self._accelerator.is_main_process:
+                    write_text(unfinished / "history.json", json.dumps(self._history))
+                    unfinished.replace(final)
+        except ArtifactError:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
         if self._accelerator.is_main_process:
-            write_text(unfinished / "history.json", json.dumps(self._history))
-            unfinished.replace(final)
-            for old in self._folder.glob("step-*"):
-                if old != final:
-                    shutil.rmtree(old)
+            keep_only(self._folder, final.name)
         self._accelerator.wait_for_everyone()
 
     def outcome(self, sequences: Sequence[TrainingSequence], resumed_at: int) -> TrainingOutcome:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
-from draftsmith.artifacts import atomic_directory, digest_file, digest_json, read_json
+from draftsmith.artifacts import atomic_directory, digest_file, digest_json, read_json, writing
 from draftsmith.drafts.manifest import (
     FILE_NAME,
     SCHEMA,
@@ -29,7 +29,7 @@ from draftsmith.drafts.manifest import (
 )
 from draftsmith.drafts.student import empty_student, own_parameter_names
 from draftsmith.drafts.vocabulary import vocabulary_digest
-from draftsmith.errors import DraftError
+from draftsmith.errors import DraftError, DraftMisfitError
 
 WEIGHTS = "model.safetensors"
 VOCABULARY = "vocabulary.safetensors"
@@ -67,16 +67,20 @@ def save_draft(
     lineage: Lineage,
     training: dict[str, Any],
 ) -> DraftManifest:
-    """Write a student into `directory` (existing, empty) and return its manifest."""
+    """Write a student into `directory` (existing, empty) and return its manifest.
+
+    Raises:
+        ArtifactError: The disk refused.
+    """
     state = student.state_dict()
     dtype = student.get_input_embeddings().weight.dtype
     own = {name: state[name].to(dtype).contiguous() for name in own_parameter_names(student)}
-    save_file(own, directory / WEIGHTS)
-    student.config.save_pretrained(directory)
-    map_digest = None
-    if token_ids is not None:
-        save_file({"token_ids": token_ids.to(torch.int64).cpu()}, directory / VOCABULARY)
-        map_digest = vocabulary_digest(token_ids)
+    with writing(directory):
+        save_file(own, directory / WEIGHTS)
+        student.config.save_pretrained(directory)
+        if token_ids is not None:
+            save_file({"token_ids": token_ids.to(torch.int64).cpu()}, directory / VOCABULARY)
+    map_digest = None if token_ids is None else vocabulary_digest(token_ids)
     weights_digest = digest_file(directory / WEIGHTS)
     architecture = {
         "layers": list(lineage.layers),
@@ -179,8 +183,8 @@ def _damaged(path: Path, found: str) -> DraftError:
     )
 
 
-def _misfit(directory: Path, found: str) -> DraftError:
-    return DraftError(
+def _misfit(directory: Path, found: str) -> DraftMisfitError:
+    return DraftMisfitError(
         f"joining the draft in {directory} to its target",
         found=found,
         expected="the target that it was distilled from, or one of the same shape",

@@ -26,8 +26,9 @@ _COMPONENTS = {
     "dtype": "dtype",
     "vocabulary": "vocab_size",
 }
-# A draft speaks the token ids of its own target; under others there is nothing to measure.
-_VOCABULARY_COMPONENTS = ("tokenizer", "vocabulary")
+# A draft has the token ids and the width of its own target; under others it cannot run at all.
+SHAPE = "shape"
+_RULE_OUT_REUSE = ("tokenizer", "vocabulary", SHAPE)
 
 
 def identity_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -35,9 +36,9 @@ def identity_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
     return [name for name, key in _COMPONENTS.items() if old.get(key) != new.get(key)]
 
 
-def speaks_another_vocabulary(changed: Sequence[str]) -> bool:
+def rules_out_reuse(changed: Sequence[str]) -> bool:
     """Whether these changes rule out that the old draft can run on the new target at all."""
-    return any(name in changed for name in _VOCABULARY_COMPONENTS)
+    return any(name in changed for name in _RULE_OUT_REUSE)
 
 
 def incumbent_report(
@@ -54,7 +55,7 @@ def incumbent_report(
         incumbent: The newest promoted pair of another target, if there is one.
         measured: RecipeEvaluation of its draft on the new target; None where it could not be
             measured.
-        changed: Components in which the two targets differ.
+        changed: Components in which the two targets differ; `SHAPE` where the draft did not fit.
         config: Margin, confidence, temperature and minimum number of prompts.
         seed: Seed of the intervals.
 
@@ -77,12 +78,12 @@ def incumbent_report(
     }
     if incumbent is None:
         return report
-    if speaks_another_vocabulary(changed):
+    if rules_out_reuse(changed):
         return report | {
             "verdict": "drifted",
             "reasons": [
                 f"The target's {' and '.join(changed)} changed, so the draft of {incumbent.label} "
-                "speaks other token ids: it has drifted by definition and was not measured."
+                "cannot run on it: it has drifted by definition and was not measured."
             ],
         }
     if measured is None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from draftsmith.drift.incumbent import speaks_another_vocabulary
+from draftsmith.drift.incumbent import rules_out_reuse
 from draftsmith.drift.settings import DriftConfig
 from draftsmith.errors import EvidenceError
 
@@ -29,7 +29,7 @@ class StartConfig:
 
 
 def start_report(
-    recipes: Sequence[str],
+    recipes: Mapping[str, str],
     *,
     known: Mapping[str, Pair | None],
     incumbent: Mapping[str, Any] | None,
@@ -39,7 +39,7 @@ def start_report(
     """The content of `build/start.json`.
 
     Args:
-        recipes: The draft recipes of this run.
+        recipes: The draft recipes of this run, name -> digest of its settings.
         known: For each recipe the registered, not quarantined pair of the same target, recipe and
             corpus, if there is one.
         incumbent: `reports/incumbent.json`; its `incumbent` is the pair whose draft may be reused.
@@ -62,13 +62,13 @@ def start_report(
                 decisions[recipe] = _forced_reuse(recipe, pair)
             case "auto":
                 decisions[recipe] = _automatic(
-                    recipe, known.get(recipe), report=report, drift=drift
+                    recipes[recipe], known.get(recipe), report=report, drift=drift
                 )
     return {"recipes": decisions}
 
 
 def _automatic(
-    recipe: str, known: Pair | None, *, report: Mapping[str, Any], drift: DriftConfig
+    recipe_digest: str, known: Pair | None, *, report: Mapping[str, Any], drift: DriftConfig
 ) -> dict[str, Any]:
     if known is not None and not known["live_drift"]:
         return _take("known", known, reason="This pair of target, recipe and corpus is registered.")
@@ -81,13 +81,15 @@ def _automatic(
     pair: Pair | None = report["incumbent"]
     if pair is None or report["verdict"] == "none":
         return _retrain("There is no promoted pair of another target whose draft could be reused.")
-    return _from_incumbent(recipe, pair, verdict=report["verdict"], drift=drift)
+    return _from_incumbent(recipe_digest, pair, verdict=report["verdict"], drift=drift)
 
 
-def _from_incumbent(recipe: str, pair: Pair, *, verdict: str, drift: DriftConfig) -> dict[str, Any]:
+def _from_incumbent(
+    recipe_digest: str, pair: Pair, *, verdict: str, drift: DriftConfig
+) -> dict[str, Any]:
     label = f"The draft of version {pair['version']}"
-    if pair["recipe"] != recipe:
-        return _retrain(f"{label} was built by another recipe.")
+    if pair["recipe_digest"] != recipe_digest:
+        return _retrain(f"{label} was built by another recipe or with other settings.")
     if pair["live_drift"]:
         return _retrain(f"{label} carries a live-drift tag.")
     if verdict == "drifted":
@@ -107,19 +109,21 @@ def _forced_reuse(recipe: str, pair: Pair | None) -> dict[str, Any]:
     return _take("reuse", pair, reason="The configuration asks for the incumbent's draft.")
 
 
-def _require_reusable(pair: Pair | None, recipes: Sequence[str], *, changed: Sequence[str]) -> None:
+def _require_reusable(
+    pair: Pair | None, recipes: Mapping[str, str], *, changed: Sequence[str]
+) -> None:
     if pair is None:
         found = "no promoted pair of another target"
     elif pair["recipe"] not in recipes:
         found = f"version {pair['version']}, built by recipe {pair['recipe']}"
-    elif speaks_another_vocabulary(changed):
-        found = f"version {pair['version']}, whose target had another tokenizer or vocabulary"
+    elif rules_out_reuse(changed):
+        found = f"version {pair['version']}, whose target differs in {' and '.join(changed)}"
     else:
         return
     raise EvidenceError(
         "reusing a draft (start.action: reuse)",
         found=found,
-        expected=f"a promoted draft of one of the recipes {', '.join(recipes)}, same tokenizer",
+        expected=f"a promoted draft of {' or '.join(recipes)}, of the same tokenizer and width",
         remedy="set start.action to auto or retrain, or name the promoted recipe under recipes",
     )
 

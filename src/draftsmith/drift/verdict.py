@@ -53,10 +53,12 @@ def choose_reference(
     The draft's own record comes first: a reused draft has not changed, so any change is its
     target's. That holds too for a pair that returns, `known` and registered before the one it
     would be held against: pointing back to an old target is no new draft that must beat the last.
+    A pair that is known has a record of its own on this target, which tells more than one of its
+    draft on another.
     """
     is_reused = incumbent is not None and incumbent.pair["draft_digest"] == proposed["draft_digest"]
     if is_reused:
-        return Reference("own_record", incumbent)
+        return Reference("own_record", known or incumbent)
     is_champion = champion is not None and champion.pair["pair_digest"] == proposed["pair_digest"]
     other = predecessor if is_champion else champion
     if other is None:

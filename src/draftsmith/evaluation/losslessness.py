@@ -96,7 +96,10 @@ def near_ties(
 def corrupted_control(
     target: PreTrainedModel, draft: LoadedDraft, prompts: Prompts, test: SelfTest
 ) -> dict[str, Any]:
-    """The same comparison with an acceptance rule that keeps every draft; it must be noticed."""
+    """The comparison with an acceptance rule that keeps every draft; it must be noticed.
+
+    Both models in float32: rounding must not pass for detection.
+    """
     corrupted = greedy(target, draft, prompts, test, verify=_accept_everything)
     plain = greedy(target, None, prompts, test)
     identical = sum(corrupted[name] == plain[name] for name, _ in prompts)
@@ -161,7 +164,9 @@ def transformers_greedy(
 def rounding_difference(
     target: PreTrainedModel, prompts: Prompts, responses: dict[str, list[int]], *, width: int
 ) -> float:
-    """Largest change of a difference of two logits between decoding in steps of 1 and of `width`.
+    """Largest change of the target's margin between decoding in steps of 1 and of `width`.
+
+    The margin is the difference of the two largest logits, the two that a near-tie swaps.
 
     The responses are replayed twice over the slot cache in the batches of the self-test, once a
     position at a time and once `width` positions at a time; each replay reads the keys and values
@@ -174,9 +179,10 @@ def rounding_difference(
         inputs = [ids[-1:] + responses[name][:-1] for name, ids in group]
         narrow, wide = (_replay(target, heads, inputs, width=w) for w in (1, width))
         for row, tokens in enumerate(inputs):
-            change = narrow[row, : len(tokens)] - wide[row, : len(tokens)]
-            spread = change.amax(-1) - change.amin(-1)
-            worst = max(worst, float(spread.max()))
+            before, after = narrow[row, : len(tokens)], wide[row, : len(tokens)]
+            top = before.topk(2, dim=-1).indices
+            change = before.gather(-1, top).diff() - after.gather(-1, top).diff()
+            worst = max(worst, float(change.abs().max()))
     return worst
 
 

@@ -45,6 +45,7 @@ _DECODED_SECTIONS = (
     "position_counts",
     "conditional_acceptance",
     "accepted_fraction",
+    "positions",
 )
 
 OnPhase = Callable[[str, int], Callable[[int], None]]
@@ -188,12 +189,50 @@ class Evaluator:
             record["position_counts"][key] = counts.drafted
             record["conditional_acceptance"][key] = counts.conditional_acceptance
             record["accepted_fraction"][key] = accepted_fraction(traces)
+            record["positions"][key] = self._positions(domains, results)
         for prompt in record["prompts"]:
             prompt["tau"] = {
                 _key(t): sum(r[i].trace.committed) / r[i].trace.num_rounds
                 for t, r in decoded.items()
                 if (i := prompt["prompt_id"]) in r
             }
+
+    def _positions(
+        self, domains: Mapping[str, str], results: Mapping[str, Result]
+    ) -> list[dict[str, Any]]:
+        """Survival and conditional acceptance with intervals and by domain.
+
+        One entry a draft position, as far as any round reached.
+        """
+        length = self.config.draft_length
+        counts = {name: position_counts([r.trace], length) for name, r in results.items()}
+        entries = []
+        for place in range(length):
+            accepted = {name: c.accepted[place] for name, c in counts.items()}
+            shares = {
+                "survival": {name: c.drafted[place] for name, c in counts.items()},
+                "conditional_acceptance": {name: c.reached[place] for name, c in counts.items()},
+            }
+            if not any(shares["conditional_acceptance"].values()):
+                break
+            entries.append(
+                {name: self._share(domains, accepted, rounds) for name, rounds in shares.items()}
+            )
+        return entries
+
+    def _share(
+        self, domains: Mapping[str, str], accepted: Mapping[str, int], rounds: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """Accepted rounds over `rounds`, of the prompts that have any."""
+
+        def estimate(ids: Sequence[str]) -> Estimate:
+            return bootstrap_ratio_of_sums(
+                [float(accepted[i]) for i in ids],
+                [float(rounds[i]) for i in ids],
+                seed=self.config.seed,
+            )
+
+        return _by_domain(domains, [name for name, count in rounds.items() if count], estimate)
 
     def _tau(self, results: Mapping[str, Result], prompt_ids: Sequence[str]) -> Estimate:
         traces = [results[prompt_id].trace for prompt_id in prompt_ids]
@@ -208,12 +247,13 @@ class Evaluator:
         done = self.on_phase("losslessness self-test", 3)
         exact_target = copy.deepcopy(self.target).float()
         exact_draft = load_draft(directory, exact_target, target_digest=None)
-        fp32 = exact_equality(exact_target, exact_draft, prompts[: config.exact_prompts], test)
+        exact_prompts = prompts[: config.exact_prompts]
+        fp32 = exact_equality(exact_target, exact_draft, exact_prompts, test)
+        done(1)
+        control = corrupted_control(exact_target, exact_draft, exact_prompts, test)
         del exact_target, exact_draft
         done(1)
         serving = near_ties(self.target, draft, prompts[: config.near_tie_prompts], test)
-        done(1)
-        control = corrupted_control(self.target, draft, prompts[: config.exact_prompts], test)
         done(1)
         dtype = str(self.target.dtype).removeprefix("torch.")
         return {

@@ -53,7 +53,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class BenchmarkConfig:
-    """How speed is measured. Budgets are prompts and tokens; the time they take is reported.
+    """How speed is measured. Budgets are prompts and tokens.
 
     Attributes:
         max_draft_length: Draft lengths 1 to this are calibrated.

@@ -3,8 +3,7 @@
     python -m draftsmith.evaluation.speed --target DIR --draft DIR
 
 Needs torch, Transformers and safetensors only, so it runs on a GPU machine that has neither DVC,
-MLflow, Hydra nor datasets. Its JSON can be imported as evidence: it carries the digests of what it
-measured.
+MLflow, Hydra nor datasets. Its JSON carries the digests of what it measured.
 """
 
 from __future__ import annotations
@@ -25,11 +24,13 @@ from draftsmith.corpus.chat import Chat, make_chat
 from draftsmith.corpus.prompts import Prompt, bundled_prompts, is_eval, read_jsonl
 from draftsmith.decoding.trace import position_counts
 from draftsmith.drafts.checkpoint import LoadedDraft, load_draft
+from draftsmith.drafts.manifest import read_manifest
 from draftsmith.errors import DraftsmithError
 from draftsmith.evaluation.acceptance import DecodingPlan, decode, in_turn
 from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.benchmark import PairBench
 from draftsmith.evaluation.settings import BenchmarkConfig
+from draftsmith.targets.compatibility import require_same_tokenizer
 from draftsmith.targets.loading import LoadedTarget, load_target
 
 _LOG = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--target", type=Path, required=True, help="Transformers checkpoint folder")
     parser.add_argument("--draft", type=Path, required=True, help="draft folder (has draft.json)")
     parser.add_argument("--prompts", type=Path, help="JSONL; default: the bundled eval prompts")
-    parser.add_argument("--dtype", default="bfloat16", help="dtype the target is served in")
+    parser.add_argument("--dtype", default="auto", help="dtype the target is served in")
     parser.add_argument("--max-draft-length", type=int, default=4, metavar="N")
     parser.add_argument("--num-prompts", type=int, default=24, metavar="N")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
@@ -100,7 +101,9 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     target = load_target(arguments.target, dtype=arguments.dtype, device=device)
-    draft = load_draft(arguments.draft, target.model, target_digest=target.identity.digest)
+    # A reused draft stems from another target, so its own digest is no reason to refuse it.
+    require_same_tokenizer(target.identity, read_manifest(arguments.draft).tokenizer_digest)
+    draft = load_draft(arguments.draft, target.model, target_digest=None)
     if arguments.prompts is None:
         prompts = [p for p in bundled_prompts() if is_eval(p, 1 / 3)]
     else:

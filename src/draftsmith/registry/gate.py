@@ -67,7 +67,10 @@ def decide(
 
 
 def incumbent_test(evidence: GateEvidence) -> Check:
-    """How the old draft fares on the new target; blocks only when that draft is proposed again."""
+    """How the old draft fares on the new target.
+
+    Blocks only when that draft is proposed for it; a pair that returns is judged by its own record.
+    """
     name, requirement = "incumbent_test", "the incumbent's draft still matches the new target"
     report = evidence.incumbent
     pair = None if report is None else report["incumbent"]
@@ -75,7 +78,8 @@ def incumbent_test(evidence: GateEvidence) -> Check:
         return rule.skipped(
             name, severity="warn", requirement=requirement, why="there is no incumbent"
         )
-    is_proposed = pair["draft_digest"] == evidence.evaluated["draft_digest"]
+    returns = evidence.drift["reference"]["pair_digest"] == evidence.registration["pair_digest"]
+    is_proposed = pair["draft_digest"] == evidence.evaluated["draft_digest"] and not returns
     severity: Severity = "block" if is_proposed else "warn"
     if report["verdict"] == "unknown":
         return rule.skipped(
@@ -91,7 +95,7 @@ def incumbent_test(evidence: GateEvidence) -> Check:
         requirement=requirement,
         measured=_change(report["pooled"]) or report["verdict"],
         failure=failure,
-        remedy=_DRIFT_REMEDY if is_proposed else "none needed: another draft is proposed",
+        remedy=_DRIFT_REMEDY if is_proposed else "none needed: another record counts",
     )
 
 

@@ -1,14 +1,16 @@
 """Load a registered pair: its draft from the registry, its target from wherever it is, verified.
 
-The target is looked for in this order: the place the caller names, the snapshot with its digest
-below models/targets, the source recorded at registration. Whatever is found must have the digest
-that the pair was measured with; anything else is refused by name.
+The target is looked for in this order: the place the caller names, the pair's own folder, the
+snapshot with its digest below models/targets, the source recorded at registration, the registered
+version. Whatever is found must have the digest that the pair was measured with; anything else is
+refused by name.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,7 +95,7 @@ def load_directory(
     device: str = "cpu",
     dtype: str | None = None,
 ) -> Pair:
-    """Load a pair from a folder with draft/, pair.json and maybe evidence/ and origin.json.
+    """Load a pair from a folder with draft/, pair.json, maybe target/, evidence/ and origin.json.
 
     Args:
         directory: What `PairStore.fetch` makes, or the artifacts of a registered version.
@@ -110,10 +112,13 @@ def load_directory(
     """
     path = directory / "pair.json"
     record = PairRecord.from_json(read_json(path), path=str(path))
-    if source is None and (directory / "origin.json").is_file():
-        source = read_json(directory / "origin.json").get(SOURCE_TAG)
+    origin_path = directory / "origin.json"
+    origin = read_json(origin_path) if origin_path.is_file() else {}
+    sources = _sources(source or origin.get(SOURCE_TAG), origin.get("name"), origin.get("version"))
+    if target is None and (directory / "target").is_dir():
+        target = str(directory / "target")
     base = Path.cwd() if root is None else root
-    loaded = _load_target(record, base, override=target, source=source, options=(device, dtype))
+    loaded = _load_target(record, base, override=target, sources=sources, options=(device, dtype))
     draft = load_draft(directory / "draft", loaded.model, target_digest=record.draft.target_digest)
     require_same_tokenizer(loaded.identity, draft.manifest.tokenizer_digest)
     evidence = _evidence(directory / "evidence")
@@ -128,9 +133,15 @@ def target_reachable(item: PairVersion, *, root: Path) -> bool:
         item.pair.target_digest,
         item.tags[DTYPE_TAG],
         root=root,
-        source=item.tags.get(SOURCE_TAG),
+        sources=_sources(item.tags.get(SOURCE_TAG), item.pair.name, item.pair.version),
         fetch_model=partial(_fetch_model, root=root),
     )
+
+
+def _sources(recorded: str | None, name: str | None, version: str | None) -> list[str]:
+    """Where a pair's target may be: its recorded source, then the registered version itself."""
+    own = f"models:/{name}/{version}" if name and version else None
+    return [source for source in (recorded, own) if source]
 
 
 def _load_target(
@@ -138,7 +149,7 @@ def _load_target(
     root: Path,
     *,
     override: str | None,
-    source: str | None,
+    sources: Sequence[str],
     options: tuple[str, str | None],
 ) -> LoadedTarget:
     device, dtype = options
@@ -151,13 +162,13 @@ def _load_target(
             record.target_digest,
             identity_dtype,
             root=root,
-            source=source,
+            sources=sources,
             fetch_model=partial(_fetch_model, root=root),
         )
     return load_target(folder, dtype=dtype or identity_dtype, device=device)
 
 
-def _fetch_model(uri: str, dst: Path, *, root: Path) -> Path:
+def _fetch_model(uri: str, dst: Path, *, root: Path) -> tuple[str, Path]:
     from draftsmith.registry.mlflow_target import fetch_model  # noqa: PLC0415  rarely needed
 
     return fetch_model(uri, dst, root=root)

@@ -157,7 +157,9 @@ def connect(root: Path) -> Connection:
     location = (database.parent / "mlartifacts").as_uri() if database is not None else None
     with translated("connecting to the registry"):
         base.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(base.with_name(f"{base.name}.lock"), timeout=_LOCK_TIMEOUT_S)
+        path = base.with_name(f"{base.name}.lock")
+        # One object a path: who holds the lock can connect again.
+        lock = FileLock(path, timeout=_LOCK_TIMEOUT_S, is_singleton=True)
         with lock:
             client = MlflowClient(tracking_uri=uri, registry_uri=registry_uri)
             client.search_experiments(max_results=1)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
 from draftsmith.artifacts import atomic_directory, digest_directory, read_json, short, write_json
@@ -21,6 +23,7 @@ from draftsmith.registry.mlflow_catalog import CHALLENGER, CHAMPION, Catalog
 from draftsmith.registry.mlflow_connection import connect, redact, translated
 from draftsmith.registry.mlflow_target import download_model
 from draftsmith.registry.pair import (
+    CORPUS_TAG,
     DECISION_TAG,
     EVIDENCE_TAG,
     FILES_TAG,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from draftsmith.registry.settings import RegistryConfig
 
 _ORIGIN = "origin.json"
+_METRICS_A_CALL = 1000  # MLflow's limit
 _LOG = logging.getLogger(__name__)
 
 
@@ -119,12 +123,26 @@ class PairStore:
     def find_known(
         self, target_digest: str, recipe_digest: str, corpus_digest: str
     ) -> RegisteredPair | None:
-        """The newest pair of this target, recipe and corpus without quarantine and live drift."""
-        found = self._catalog.search(
-            target_digest=target_digest, recipe_digest=recipe_digest, corpus_digest=corpus_digest
-        )
-        ruled_out = {QUARANTINE_TAG, LIVE_DRIFT_TAG}
-        usable = [version for version in found if not ruled_out & set(version.tags)]
+        """The newest pair of this target, recipe and corpus that is not in quarantine.
+
+        Its draft was distilled from the corpus, or was taken over from another target, evaluated
+        on the corpus and promoted. One with live drift is returned only if there is no other.
+        """
+        promoted = {move.version for move in self._catalog.moves()}
+        found = self._catalog.search(target_digest=target_digest, recipe_digest=recipe_digest)
+        usable = [
+            version
+            for version in found
+            if QUARANTINE_TAG not in version.tags
+            and (
+                version.tags["corpus_digest"] == corpus_digest
+                or (
+                    version.tags.get(CORPUS_TAG) == corpus_digest
+                    and str(version.version) in promoted
+                )
+            )
+        ]
+        usable.sort(key=lambda version: LIVE_DRIFT_TAG not in version.tags)
         return self._catalog.pair(usable[-1]) if usable else None
 
     def register(
@@ -198,6 +216,7 @@ class PairStore:
         with self._connection.bound():
             run_id, model_id = mlflow_upload.upload(self._connection, experiment_id, files)
             self._log_metrics(run_id, tags)
+            self._log_training(run_id, files.draft_dir)
             version = self._create_version(run_id, model_id, all_tags)
         self._client.set_terminated(run_id, status="FINISHED")
         _LOG.info("event=registered name=%s version=%s", self.name, version)
@@ -232,6 +251,18 @@ class PairStore:
         for key in METRIC_TAGS:
             if key in tags:
                 self._client.log_metric(run_id, key, float(tags[key]))
+
+    def _log_training(self, run_id: str, draft_dir: Path) -> None:
+        """The training's history, kept in the manifest, as curves of the version's run."""
+        training = read_json(draft_dir / "draft.json").get("training", {})
+        now_ms = time.time_ns() // 1_000_000
+        metrics = [
+            Metric(f"train_{name}", entry[name], timestamp=now_ms, step=int(entry["step"]))
+            for entry in training.get("history", [])
+            for name in ("loss", "alpha")
+        ]
+        for start in range(0, len(metrics), _METRICS_A_CALL):
+            self._client.log_batch(run_id, metrics[start : start + _METRICS_A_CALL])
 
     def fetch(self, pair: RegisteredPair, into: Path) -> Path:
         """Bring a pair's draft/, pair.json and evidence/ to `into`/<short pair digest>/.

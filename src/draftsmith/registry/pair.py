@@ -22,6 +22,7 @@ EVIDENCE_TAG = "evidence_digest"
 SOURCE_TAG = "target_source"
 DTYPE_TAG = "target_dtype"
 DECISION_TAG = "decision"
+CORPUS_TAG = "evaluated_corpus_digest"
 METRIC_TAGS = ("alpha", "tau", "speedup")
 IDENTITY_TAGS = (
     "pair_digest",
@@ -186,7 +187,12 @@ class PairVersion:
 
 
 def evidence_tags(
-    evaluation: Mapping[str, Any], benchmark: Mapping[str, Any], *, device: str, drift: str
+    evaluation: Mapping[str, Any],
+    benchmark: Mapping[str, Any],
+    *,
+    device: str,
+    drift: str,
+    corpus_digest: str,
 ) -> dict[str, str]:
     """Headline figures of a pair as tags.
 
@@ -195,9 +201,12 @@ def evidence_tags(
         benchmark: The pair's own record of the benchmark; its temperature is the headline one.
         device: Name of the device that the speed was measured on.
         drift: Verdict of the drift stage.
+        corpus_digest: The corpus that the pair was evaluated on; a reused draft was distilled from
+            another one.
 
     Returns:
-        Tags `alpha`, `tau`, `speedup`, `temperature`, `draft_length`, `device`, `drift`.
+        Tags `alpha`, `tau`, `speedup`, `temperature`, `draft_length`, `device`, `drift`,
+        `evaluated_corpus_digest`.
     """
     temperature = str(float(benchmark.get("temperature", 0.0)))
     return {
@@ -208,6 +217,7 @@ def evidence_tags(
         "draft_length": str(benchmark["draft_length"]),
         "device": device,
         "drift": drift,
+        CORPUS_TAG: corpus_digest,
     }
 
 

@@ -232,7 +232,7 @@ def device(evidence: GateEvidence, config: GateConfig) -> Check:
         requirement=f"speed measured on {config.device}",
         measured=f"{measured_on['name']} ({measured_on['kind']})",
         failure=f"the evidence of {config.device} is missing" if failed else "",
-        remedy="run the benchmark on that device and import its evidence, or change gate.device",
+        remedy="run the pipeline on that device, or change gate.device",
     )
 
 

@@ -35,7 +35,6 @@ class PairModel(PythonModel):
 
         config = context.model_config
         target = dict(config.get("target") or {})
-        included = context.artifacts.get("target")
         self._max_new_tokens = int(config["max_new_tokens"])
         record = PairRecord.from_json(read_json(Path(context.artifacts["pair"])))
         if config["target_digest"] != record.target_digest:
@@ -48,7 +47,7 @@ class PairModel(PythonModel):
         self._pair: Pair = load_directory(
             Path(context.artifacts["draft"]).parent,
             root=Path(config["root"]) if config.get("root") else None,
-            target=target.get("directory") or included,
+            target=target.get("directory") or None,
             source=target.get("source") or None,
             device=str(config["device"]),
         )

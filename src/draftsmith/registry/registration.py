@@ -68,6 +68,7 @@ def register_proposal(
         proposal.benchmark["recipes"][recipe],
         device=str(proposal.benchmark["device"]["name"]),
         drift=str(proposal.drift["verdict"]),
+        corpus_digest=str(proposal.evaluation["corpus_digest"]),
     )
     source = describe_source(proposal.source.source, proposal.source.revision, root=root)
     version = store.register(pair, folder, evidence=evidence, tags=tags, target_source=source)

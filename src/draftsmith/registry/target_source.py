@@ -6,38 +6,41 @@ found must have the digest that the pair was measured with.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 from draftsmith.artifacts import short
-from draftsmith.errors import DraftsmithError, TargetError
+from draftsmith.errors import DraftsmithError, RegistryError, TargetError
 from draftsmith.targets.checkpoint import is_checkpoint
 from draftsmith.targets.compatibility import require_target
 from draftsmith.targets.identity import identify
 from draftsmith.targets.loading import target_directory
+from draftsmith.targets.resolved import last_resolved
 from draftsmith.targets.settings import TargetConfig
 from draftsmith.targets.snapshot import held_identity
-from draftsmith.targets.source import resolve
+from draftsmith.targets.source import FetchModel, resolve
 
-FetchModel = Callable[[str, Path], Path]
 TARGETS = Path("models", "targets")
 _HUB = "hf:"
 
 
 def describe_source(source: str, revision: str | None, *, root: Path) -> str:
-    """The text that a pair records: paths made absolute, a Hub source with its revision."""
-    if source.startswith(("models:", "package:")):
+    """The text that a pair records: paths made absolute, branches and aliases as last resolved."""
+    resolved = last_resolved(root / TARGETS, source, revision)
+    if resolved is not None:
+        source = resolved
+    elif revision is not None:
+        source = f"{_HUB}{source.removeprefix(_HUB)}@{revision}"
+    if source.startswith(("models:", "package:", _HUB)):
         return source
-    if revision is not None:
-        return f"{_HUB}{source.removeprefix(_HUB)}@{revision}"
     path = root / Path(source).expanduser()
     return str(path.resolve()) if path.exists() else source
 
 
 def find_target(
-    digest: str, dtype: str, *, root: Path, source: str | None, fetch_model: FetchModel | None
+    digest: str, dtype: str, *, root: Path, sources: Sequence[str], fetch_model: FetchModel
 ) -> Path:
-    """Folder with the target's checkpoint: its snapshot below `root`, or the recorded source.
+    """Folder with the target's checkpoint: its snapshot below `root`, or the first source with it.
 
     A source that is no checkpoint folder is fetched into a snapshot.
 
@@ -45,37 +48,46 @@ def find_target(
         digest: The target's digest.
         dtype: The dtype that belongs to its identity.
         root: The project's folder.
-        source: What `describe_source` returned; None when nothing was recorded.
+        sources: Where to look, such as what `describe_source` returned.
         fetch_model: Downloads a `models:/` source.
 
     Raises:
-        TargetError: The target is neither here nor there, or the source is another target now.
+        TargetError: The target is in none of these places; what each of them holds is named.
     """
     snapshots = root / TARGETS
     if held_identity(snapshots, digest) is not None:
         return target_directory(snapshots, digest)
-    if not source:
-        raise TargetError(
-            f"finding the target {digest}",
-            found=f"no intact snapshot {snapshots / short(digest)} and no recorded source",
-            expected="the target that the pair was measured with",
-            remedy="name its folder with the argument `target`",
-        )
+    failures = [f"no intact snapshot {snapshots / short(digest)}"]
+    for source in sources:
+        try:
+            return _fetch(source, digest, dtype, snapshots, fetch_model)
+        except (TargetError, RegistryError) as error:
+            failures.append(f"{error.what}: {error.found}")
+    raise TargetError(
+        f"finding the target {digest}",
+        found="; ".join(failures),
+        expected="the target that the pair was measured with",
+        remedy="bring it back to one of these places, or name its folder with the argument "
+        "`target`",
+    )
+
+
+def _fetch(source: str, digest: str, dtype: str, snapshots: Path, fetch_model: FetchModel) -> Path:
     folder = Path(source)
     if is_checkpoint(folder):
         require_target(identify(folder, dtype), digest)
         return folder
-    identity = resolve(_config(source, dtype), root=snapshots, fetch_model=fetch_model)
-    require_target(identity, digest)
+    found = resolve(_config(source, dtype), root=snapshots, fetch_model=fetch_model)
+    require_target(found.identity, digest)
     return target_directory(snapshots, digest)
 
 
 def is_reachable(
-    digest: str, dtype: str, *, root: Path, source: str | None, fetch_model: FetchModel | None
+    digest: str, dtype: str, *, root: Path, sources: Sequence[str], fetch_model: FetchModel
 ) -> bool:
     """Whether `find_target` would find it."""
     try:
-        find_target(digest, dtype, root=root, source=source, fetch_model=fetch_model)
+        find_target(digest, dtype, root=root, sources=sources, fetch_model=fetch_model)
     except DraftsmithError:
         return False
     return True
@@ -86,11 +98,4 @@ def _config(source: str, dtype: str) -> TargetConfig:
     if source.startswith(_HUB):
         source, _, rest = source.partition("@")
         revision = rest or None
-    return TargetConfig(
-        name="recorded",
-        source=source,
-        revision=revision,
-        dtype=dtype,
-        snapshot="copy",
-        trust_remote_code=False,
-    )
+    return TargetConfig("recorded", source, revision, dtype=dtype, snapshot="copy")

@@ -28,10 +28,11 @@ def write_evaluation_plots(evaluation: Mapping[str, Any], reports: Path) -> None
     recipes: Mapping[str, Mapping[str, Any]] = evaluation["recipes"]
     headline = evaluation["temperatures"][0]
     with atomic_directory(reports / "plots" / "evaluation") as folder:
-        header = ("recipe", "temperature", "position", "survival")
-        _write_csv(folder / "survival.csv", header, _survival(recipes))
-        header = ("recipe", "temperature", "domain", "alpha")
-        _write_csv(folder / "alpha.csv", header, _alpha(recipes))
+        # At one temperature: the templates of DVC tell no series of a file apart.
+        header = ("recipe", "position", "survival")
+        _write_csv(folder / "survival.csv", header, _survival(recipes, headline))
+        header = ("recipe", "domain", "alpha")
+        _write_csv(folder / "alpha.csv", header, _alpha(recipes, headline))
         for name, record in recipes.items():
             for suffix in _FORMATS:
                 write_figure(survival_by_position(record), folder / f"survival_{name}.{suffix}")
@@ -81,18 +82,20 @@ def write_benchmark_plots(benchmark: Mapping[str, Any], reports: Path) -> None:
     )
 
 
-def _survival(recipes: Mapping[str, Mapping[str, Any]]) -> Iterable[Sequence[object]]:
+def _survival(
+    recipes: Mapping[str, Mapping[str, Any]], temperature: str
+) -> Iterable[Sequence[object]]:
     for name, record in recipes.items():
-        for temperature, values in record["survival"].items():
-            for position, value in enumerate(values):
-                yield name, temperature, position, value
+        for position, value in enumerate(record["survival"][temperature], start=1):
+            yield name, position, value
 
 
-def _alpha(recipes: Mapping[str, Mapping[str, Any]]) -> Iterable[Sequence[object]]:
+def _alpha(
+    recipes: Mapping[str, Mapping[str, Any]], temperature: str
+) -> Iterable[Sequence[object]]:
     for name, record in recipes.items():
-        for temperature, estimate in record["alpha"].items():
-            for domain, part in estimate["by_domain"].items():
-                yield name, temperature, domain, part["mean"]
+        for domain, part in record["alpha"][temperature]["by_domain"].items():
+            yield name, f"{domain} ({name})" if len(recipes) > 1 else domain, part["mean"]
 
 
 def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from draftsmith.errors import TargetError
 
@@ -162,12 +163,7 @@ def stored_dtype(directory: Path) -> str | None:
         return next((_TORCH_NAMES[code] for code in codes if code in _TORCH_NAMES), None)
 
 
-def code_files(directory: Path) -> list[Path]:
-    """The Python files of a checkpoint that brings its own code, sorted."""
-    return sorted(directory.glob("*.py"))
-
-
-def needed_files(directory: Path, *, trust_remote_code: bool = False) -> list[Path]:
+def needed_files(directory: Path) -> list[Path]:
     """Every file that belongs to the target, sorted by relative name.
 
     Raises:
@@ -180,16 +176,14 @@ def needed_files(directory: Path, *, trust_remote_code: bool = False) -> list[Pa
     files.update(weights)
     if weights != [directory / WEIGHTS_FILE]:
         files.add(directory / INDEX_FILE)
-    if trust_remote_code:
-        files.update(code_files(directory))
     return sorted(files)
 
 
 def require_config(directory: Path) -> None:
-    """Check that `directory` is a folder with a config.
+    """Check that `directory` is a folder with a config, of a class that Transformers itself has.
 
     Raises:
-        TargetError: It is missing, or has no config.json.
+        TargetError: It is missing, has no config.json, or brings the code of its own model.
     """
     if not directory.is_dir():
         raise TargetError(
@@ -204,4 +198,19 @@ def require_config(directory: Path) -> None:
             found=f"no {CONFIG_FILE}",
             expected=f"{CONFIG_FILE} beside the weights",
             remedy=_no_weights_remedy(directory),
+        )
+    _refuse_own_code(directory)
+
+
+def _refuse_own_code(directory: Path) -> None:
+    """Code that a config names is never run; where Transformers has the class, it is not needed."""
+    config = read_object(directory / CONFIG_FILE)
+    kind, code = str(config.get("model_type")), config.get("auto_map")
+    if code and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise TargetError(
+            f"accepting the target {directory}",
+            found=f"a model_type {kind} that needs Python files of its own (auto_map {code})",
+            expected="a model_type that Transformers has a causal language model for",
+            remedy="use the checkpoint's conversion to such a class, or a Transformers version "
+            "that has this one; Python files of a checkpoint are never run",
         )

@@ -24,7 +24,12 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from draftsmith.errors import TargetError
-from draftsmith.targets.checkpoint import CONFIG_FILE, check_weights, read_object, require_config
+from draftsmith.targets.checkpoint import (
+    CONFIG_FILE,
+    check_weights,
+    require_config,
+    stored_dtype,
+)
 
 # Transformers types these loosely or not at all; what they return is annotated where it is used.
 _AUTO_MODEL: Any = AutoModelForCausalLM
@@ -65,39 +70,22 @@ def failures_of(directory: Path, what: str, *, remedy: str) -> Iterator[None]:
         ) from error
 
 
-def load_config(directory: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+def load_config(directory: Path) -> PreTrainedConfig:
     """The checkpoint's config.
 
     Raises:
-        TargetError: config.json is missing or damaged, of an unknown kind, or asks for code that
-            was not allowed or is not in the directory.
+        TargetError: config.json is missing or damaged, or of a kind that Transformers lacks.
     """
     require_config(directory)
-    data = read_object(directory / CONFIG_FILE)
-    _require_local_code(directory, data)
     remedy = "use a model class that this Transformers version knows"
-    if "auto_map" in data and not trust_remote_code:
-        remedy = "set target.trust_remote_code: true, if you trust the Python files beside it"
     with quiet(), failures_of(directory, "config", remedy=remedy):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=trust_remote_code
+            directory, local_files_only=True, trust_remote_code=False
         )
     return config
 
 
-def _require_local_code(directory: Path, config: dict[str, Any]) -> None:
-    """Refuse code from another repository: it has no revision, so the identity cannot cover it."""
-    for name in dict(config.get("auto_map") or {}).values():
-        if "--" in str(name):
-            raise TargetError(
-                f"reading {directory / CONFIG_FILE}",
-                found=f"code of another repository ({name})",
-                expected="model code inside the checkpoint directory",
-                remedy="copy the Python files into the directory and drop the part before `--`",
-            )
-
-
-def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerFast:
+def load_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
     """The checkpoint's fast tokenizer.
 
     Raises:
@@ -113,7 +101,7 @@ def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> PreTr
         )
     with quiet(), failures_of(directory, "tokenizer", remedy=remedy):
         tokenizer = AutoTokenizer.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=trust_remote_code
+            directory, local_files_only=True, trust_remote_code=False
         )
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise TargetError(
@@ -135,28 +123,30 @@ _TOKENIZER_FILES = (
 )
 
 
-def load_model(
-    directory: Path, *, dtype: str, device: str, trust_remote_code: bool = False
-) -> PreTrainedModel:
+def load_model(directory: Path, *, dtype: str | None, device: str = "cpu") -> PreTrainedModel:
     """The whole model with `sdpa` attention, in eval mode, without gradients.
 
-    On the device "meta" it has shapes and no numbers: tensors are matched, their bytes not read.
+    Args:
+        directory: A Transformers checkpoint.
+        dtype: bfloat16, float16 or float32; None takes the weights as they are stored, mapped from
+            their files and not read: enough to match every tensor and to count.
+        device: Where the model goes, in torch's words.
 
     Raises:
         TargetError: A weight file is damaged, or the weights do not fill the architecture.
     """
     check_weights(directory)
+    name = dtype or stored_dtype(directory)
     with quiet(), failures_of(directory, "model", remedy="save the checkpoint again, whole"):
         model, info = _AUTO_MODEL.from_pretrained(
             directory,
-            dtype=DTYPES[dtype],
+            dtype="auto" if name is None else DTYPES[name],
             attn_implementation="sdpa",
             local_files_only=True,
             use_safetensors=True,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that `_require_filled` can name them
-            device_map="meta" if device == "meta" else None,
         )
         _require_filled(directory, info)
         model = model.to(device).eval().requires_grad_(False)

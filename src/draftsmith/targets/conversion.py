@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -26,8 +25,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from draftsmith.artifacts import write_text
-from draftsmith.errors import ArtifactError, TargetError
+from draftsmith.artifacts import write_text, writing
+from draftsmith.errors import TargetError
 from draftsmith.targets.checkpoint import read_object
 from draftsmith.targets.compatibility import require_chat_template
 from draftsmith.targets.components import DTYPES, failures_of, quiet
@@ -78,6 +77,7 @@ def convert_gguf(file: Path, directory: Path, *, dtype: str) -> None:
 
     Raises:
         TargetError: The file is damaged, not supported, or lacks a chat template.
+        ArtifactError: The disk refused.
     """
     check_gguf(file)
     name = "bfloat16" if dtype == "auto" else dtype
@@ -96,22 +96,10 @@ def convert_gguf(file: Path, directory: Path, *, dtype: str) -> None:
         )
         model = _unquantised(expanded, DTYPES[name])
         model.generation_config = _generation_config(model.config, tokenizer)
-    _save(model, tokenizer, directory)
+    with writing(directory), quiet():
+        tokenizer.save_pretrained(directory)
+        model.save_pretrained(directory)
     _drop_foreign_tokens(directory / "tokenizer.json", int(model.config.vocab_size))
-
-
-def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
-    try:
-        with quiet():
-            tokenizer.save_pretrained(directory)
-            model.save_pretrained(directory)
-    except (OSError, SafetensorError) as error:
-        raise ArtifactError(
-            f"writing the expanded weights to {directory}",
-            found=str(error),
-            expected="room and permission to write there",
-            remedy="free disk space or mend the permissions, then rerun; nothing was changed",
-        ) from error
 
 
 def _drop_foreign_tokens(file: Path, num_tokens: int) -> None:

@@ -29,13 +29,12 @@ def is_repository(text: str) -> bool:
     return _REPOSITORY.fullmatch(text) is not None
 
 
-def download(repository: str, revision: str | None, *, trust_remote_code: bool = False) -> Path:
+def download(repository: str, revision: str | None) -> Path:
     """Fetch what belongs to a target; what the cache has at that commit is not fetched again.
 
     Args:
         repository: org/name.
         revision: Branch, tag or commit; None for the default branch.
-        trust_remote_code: Whether Python files are fetched too.
 
     Returns:
         The cached directory, whose name is the commit.
@@ -44,10 +43,9 @@ def download(repository: str, revision: str | None, *, trust_remote_code: bool =
         TargetError: The Hub cannot be reached and the cache has no such commit, or there is no such
             repository or revision, or no access to it.
     """
-    patterns = [*HUB_PATTERNS, *(["*.py"] if trust_remote_code else [])]
     try:
         with quiet():
-            folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
+            found = snapshot_download(repository, revision=revision, allow_patterns=[*HUB_PATTERNS])
     except GatedRepoError as error:
         raise _refusal(repository, revision, "no access to it", error) from error
     except RepositoryNotFoundError as error:
@@ -58,6 +56,7 @@ def download(repository: str, revision: str | None, *, trust_remote_code: bool =
     except (OSError, ValueError, RuntimeError) as error:
         reason = f"no connection, no copy in the cache and no directory {repository} here"
         raise _refusal(repository, revision, reason, error) from error
+    folder = Path(found)
     _LOGGER.info(
         "event=hub_target repository=%s revision=%s commit=%s", repository, revision, folder.name
     )

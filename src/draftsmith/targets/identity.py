@@ -21,7 +21,6 @@ from draftsmith.targets.checkpoint import (
     GENERATION_FILE,
     INDEX_FILE,
     WEIGHTS_FILE,
-    code_files,
     needed_files,
     read_object,
     stored_dtype,
@@ -57,7 +56,7 @@ class TargetIdentity:
     Attributes:
         digest: Over the components below that end in `_digest`, and `dtype`.
         weights_digest: The safetensors files, with their index when sharded.
-        config_digest: config.json without volatile keys, and the model's own code if it has any.
+        config_digest: config.json without volatile keys.
         tokenizer_digest: The serialised fast tokenizer and its special tokens.
         chat_template_digest: None when there is no template.
         generation_config_digest: None when there is no generation_config.json.
@@ -87,30 +86,26 @@ class TargetIdentity:
     schema: int = 1
 
 
-def identify(directory: Path, dtype: str, *, trust_remote_code: bool = False) -> TargetIdentity:
+def identify(directory: Path, dtype: str) -> TargetIdentity:
     """Identity of the Transformers checkpoint in `directory`, served in `dtype`.
 
     Args:
         directory: Holds config.json, safetensors weights and a fast tokenizer.
         dtype: "auto" (the dtype that the checkpoint states), bfloat16, float16 or float32.
-        trust_remote_code: Whether Python files in the directory may be run; they are then part
-            of the identity.
 
     Raises:
         TargetError: A part is missing, damaged or not understood.
     """
-    needed_files(directory, trust_remote_code=trust_remote_code)
-    config = load_config(directory, trust_remote_code=trust_remote_code)
-    tokenizer = load_tokenizer(directory, trust_remote_code=trust_remote_code)
+    needed_files(directory)
+    config = load_config(directory)
+    tokenizer = load_tokenizer(directory)
     served_in = _dtype_name(directory, config, dtype)
-    model = load_model(
-        directory, dtype=served_in, device="meta", trust_remote_code=trust_remote_code
-    )
+    model = load_model(directory, dtype=None)
     template = tokenizer.chat_template
     identity = TargetIdentity(
         digest="",
         weights_digest=_weights_digest(directory),
-        config_digest=_config_digest(directory, trust_remote_code=trust_remote_code),
+        config_digest=_config_digest(directory),
         tokenizer_digest=tokenizer_digest(tokenizer),
         chat_template_digest=digest_json(template) if template else None,
         generation_config_digest=_generation_digest(directory),
@@ -195,12 +190,9 @@ def _weights_digest(directory: Path) -> str:
     return digest_json({file.name: digest_file(file) for file in files})
 
 
-def _config_digest(directory: Path, *, trust_remote_code: bool) -> str:
-    data = read_object(directory / CONFIG_FILE)
-    code = code_files(directory) if trust_remote_code and "auto_map" in data else []
-    return digest_json(
-        {"config": _stable(data), "code": {file.name: digest_file(file) for file in code}}
-    )
+def _config_digest(directory: Path) -> str:
+    # The empty entry keeps the digests of targets that were registered when it could hold code.
+    return digest_json({"config": _stable(read_object(directory / CONFIG_FILE)), "code": {}})
 
 
 def _generation_digest(directory: Path) -> str | None:

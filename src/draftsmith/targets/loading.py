@@ -35,23 +35,20 @@ class LoadedTarget:
     identity: TargetIdentity
 
 
-def load_target(
-    directory: Path, *, dtype: str, device: str = "cpu", trust_remote_code: bool = False
-) -> LoadedTarget:
+def load_target(directory: Path, *, dtype: str, device: str = "cpu") -> LoadedTarget:
     """Load the checkpoint in `directory`; hashes all of its files.
 
     Args:
         directory: A Transformers checkpoint.
         dtype: "auto", bfloat16, float16 or float32.
         device: Where the model goes, in torch's words.
-        trust_remote_code: Whether Python files in the directory may be run.
 
     Raises:
         TargetError: The checkpoint is damaged, incomplete, or of a kind that cannot be served.
     """
-    refuse_unservable(load_config(directory, trust_remote_code=trust_remote_code), directory)
-    identity = identify(directory, dtype, trust_remote_code=trust_remote_code)
-    return _load(directory, identity, identity.dtype, device, trust_remote_code=trust_remote_code)
+    refuse_unservable(load_config(directory), directory)
+    identity = identify(directory, dtype)
+    return _load(directory, identity, identity.dtype, device)
 
 
 def target_directory(root: Path, digest: str) -> Path:
@@ -75,12 +72,7 @@ def target_directory(root: Path, digest: str) -> Path:
 
 
 def load_by_digest(
-    root: Path,
-    digest: str,
-    *,
-    dtype: str | None = None,
-    device: str | None = None,
-    trust_remote_code: bool = False,
+    root: Path, digest: str, *, dtype: str | None = None, device: str | None = None
 ) -> LoadedTarget:
     """Load the target with `digest` from its snapshot, after checking that it is the one.
 
@@ -90,13 +82,12 @@ def load_by_digest(
         dtype: None for the dtype that the identity names; another one for analysis only.
         device: Where the model goes, in torch's words; None takes the accelerator where there is
             one, as `provenance.device` does.
-        trust_remote_code: Whether Python files of the snapshot may be run.
 
     Raises:
         TargetError: There is no such snapshot, its files are another target's, or are damaged.
     """
     directory = target_directory(root, digest)
-    identity = held_identity(root, digest, trust_remote_code=trust_remote_code)
+    identity = held_identity(root, digest)
     if identity is None:
         raise TargetError(
             f"loading the target {digest} from {directory}",
@@ -107,18 +98,11 @@ def load_by_digest(
         )
     chosen = identity.dtype if dtype is None else dtype
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return _load(directory, identity, chosen, place, trust_remote_code=trust_remote_code)
+    return _load(directory, identity, chosen, place)
 
 
-def _load(
-    directory: Path,
-    identity: TargetIdentity,
-    dtype: str,
-    device: str,
-    *,
-    trust_remote_code: bool,
-) -> LoadedTarget:
-    tokenizer = load_tokenizer(directory, trust_remote_code=trust_remote_code)
+def _load(directory: Path, identity: TargetIdentity, dtype: str, device: str) -> LoadedTarget:
+    tokenizer = load_tokenizer(directory)
     require_vocabulary(identity, tokenizer, directory)
-    model = load_model(directory, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    model = load_model(directory, dtype=dtype, device=device)
     return LoadedTarget(model=model, tokenizer=tokenizer, identity=identity)

@@ -22,7 +22,6 @@ class TargetConfig:
         revision: Of a Hub source: branch, tag or commit; None elsewhere.
         dtype: "auto", bfloat16, float16 or float32.
         snapshot: "copy", or "none" to link to a directory that is never overwritten.
-        trust_remote_code: Whether Python files of the checkpoint may be run.
     """
 
     name: str
@@ -30,7 +29,6 @@ class TargetConfig:
     revision: str | None
     dtype: str
     snapshot: str
-    trust_remote_code: bool
 
     def __post_init__(self) -> None:
         """Check the values that are chosen from a list.

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import os
 import shutil
 from pathlib import Path
 
-from draftsmith.artifacts import atomic_directory, short, write_failure
+from draftsmith.artifacts import atomic_directory, scratch_directory, short, writing
 from draftsmith.errors import DraftsmithError, TargetError
 from draftsmith.targets.checkpoint import needed_files
 from draftsmith.targets.components import DTYPES
@@ -39,29 +38,27 @@ def clone_file(source: Path, destination: Path) -> None:
         shutil.copyfileobj(reader, writer, 1 << 22)
 
 
-def identity_of(
-    directory: Path, dtype: str, *, cache: IdentityCache, trust_remote_code: bool = False
-) -> TargetIdentity:
+def identity_of(directory: Path, dtype: str, *, cache: IdentityCache) -> TargetIdentity:
     """Identity of a checkpoint directory, remembered while its files stay untouched.
 
     Raises:
         TargetError: The checkpoint is unusable, or changed while it was read.
     """
-    key, before = _remembered_as(directory, dtype, trust_remote_code=trust_remote_code)
+    key, before = _remembered_as(directory, dtype)
     known = cache.get(key, before)
     if known is not None:
         return known
-    identity = identify(directory, dtype, trust_remote_code=trust_remote_code)
-    if _remembered_as(directory, dtype, trust_remote_code=trust_remote_code) != (key, before):
+    identity = identify(directory, dtype)
+    if _remembered_as(directory, dtype) != (key, before):
         raise moving_target(directory)
     cache.put(key, before, identity)
     return identity
 
 
-def _remembered_as(directory: Path, dtype: str, *, trust_remote_code: bool) -> tuple[str, str]:
+def _remembered_as(directory: Path, dtype: str) -> tuple[str, str]:
     """Cache key of a directory and the stamp of its files."""
-    settings = f"dtype={dtype} code={trust_remote_code}"
-    files = needed_files(directory, trust_remote_code=trust_remote_code)
+    settings = f"dtype={dtype}"
+    files = needed_files(directory)
     return f"{directory.absolute()} {settings}", stamp(files, settings)
 
 
@@ -75,44 +72,39 @@ def moving_target(directory: Path) -> TargetError:
     )
 
 
-def keep_copy(
-    source: Path, identity: TargetIdentity, root: Path, *, trust_remote_code: bool = False
-) -> Path:
+def keep_copy(source: Path, identity: TargetIdentity, root: Path) -> Path:
     """Make sure that `root` holds a whole copy of `source`; does nothing when it does.
 
     Args:
         source: Checkpoint directory whose identity is `identity`.
         identity: Decides the folder's name; the copy is read back and must have it.
         root: Folder of all snapshots.
-        trust_remote_code: Whether the checkpoint's Python files belong to it.
 
     Raises:
         TargetError: The source changed meanwhile; nothing is left behind.
         ArtifactError: The disk refused; nothing is left behind.
     """
     place = root / short(identity.digest)
-    is_held = held_identity(root, identity.digest, trust_remote_code=trust_remote_code) is not None
+    is_held = held_identity(root, identity.digest) is not None
     if is_held and not place.is_symlink():
         return place
     if place.is_symlink():
         place.unlink()
     with atomic_directory(place) as folder:
-        for file in needed_files(source, trust_remote_code=trust_remote_code):
+        for file in needed_files(source):
             copy = folder / file.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
             clone_file(file, copy)
-        copied = identify(folder, identity.dtype, trust_remote_code=trust_remote_code)
+        copied = identify(folder, identity.dtype)
         if copied.digest != identity.digest:
             raise moving_target(source)
-    key, fresh = _remembered_as(place, _KEY_DTYPE, trust_remote_code=trust_remote_code)
+    key, fresh = _remembered_as(place, _KEY_DTYPE)
     IdentityCache(root).put(key, fresh, with_dtype(identity, _KEY_DTYPE))
     _LOGGER.info("event=target_snapshot digest=%s folder=%s", identity.digest, place)
     return place
 
 
-def keep_link(
-    source: Path, identity: TargetIdentity, root: Path, *, trust_remote_code: bool = False
-) -> Path:
+def keep_link(source: Path, identity: TargetIdentity, root: Path) -> Path:
     """Let `root` point at `source` itself, for those who never overwrite a checkpoint.
 
     A whole copy that is already there stays.
@@ -121,24 +113,18 @@ def keep_link(
         ArtifactError: The disk refused.
     """
     place = root / short(identity.digest)
-    if held_identity(root, identity.digest, trust_remote_code=trust_remote_code) is not None:
+    if held_identity(root, identity.digest) is not None:
         return place
-    temporary = root / f".link.{short(identity.digest)}.{os.getpid()}"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        temporary.symlink_to(source.resolve(), target_is_directory=True)
+    with writing(place), scratch_directory(root, place.name) as scratch:
+        link = scratch / "link"
+        link.symlink_to(source.resolve(), target_is_directory=True)
         if place.is_dir() and not place.is_symlink():
             shutil.rmtree(place)
-        temporary.replace(place)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise write_failure(place, error) from error
+        link.replace(place)
     return place
 
 
-def held_identity(
-    root: Path, digest: str, *, trust_remote_code: bool = False
-) -> TargetIdentity | None:
+def held_identity(root: Path, digest: str) -> TargetIdentity | None:
     """Identity of the snapshot of `digest` if its files are whole and have that digest, else None.
 
     A snapshot does not say in which dtype it is served, but the digest covers it: all are tried.
@@ -147,9 +133,7 @@ def held_identity(
     if not place.is_dir():
         return None
     try:
-        found = identity_of(
-            place, _KEY_DTYPE, cache=IdentityCache(root), trust_remote_code=trust_remote_code
-        )
+        found = identity_of(place, _KEY_DTYPE, cache=IdentityCache(root))
     except DraftsmithError as error:
         _LOGGER.warning("event=snapshot_damaged folder=%s error=%s", place, error)
         return None

@@ -7,13 +7,12 @@ download.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from draftsmith.artifacts import write_failure
+from draftsmith.artifacts import scratch_directory, write_failure
 from draftsmith.errors import TargetError
 from draftsmith.targets import hub, packaged
 from draftsmith.targets.checkpoint import check_weights, needed_files, require_config
@@ -38,16 +37,30 @@ from draftsmith.targets.stamps import IdentityCache, stamp
 
 _LOGGER = logging.getLogger(__name__)
 
-FetchModel = Callable[[str, Path], Path]
-"""Downloads a `models:/` URI; given an empty folder, returns the folder where the model lies.
+FetchModel = Callable[[str, Path], tuple[str, Path]]
+"""Downloads a `models:/` URI into an empty folder; returns the URI of the version, and its folder.
 
 It may return a folder of its own that stays as it is: then unchanged files are not hashed again.
 """
 
 
+@dataclass(frozen=True)
+class ResolvedTarget:
+    """A target that was found, and where.
+
+    Attributes:
+        identity: Depends on the content alone.
+        source: `hf:<org>/<name>@<commit>` or `models:/<name>/<version>` where the configured
+            source may move; else the configured source.
+    """
+
+    identity: TargetIdentity
+    source: str
+
+
 def resolve(
     config: TargetConfig, *, root: Path, fetch_model: FetchModel | None = None
-) -> TargetIdentity:
+) -> ResolvedTarget:
     """Find the target, check it, keep a snapshot of it, and say what it is.
 
     An unchanged source costs a look at its files' sizes and times.
@@ -78,16 +91,14 @@ def resolve(
     if source.startswith("package:"):
         path = packaged.find_in_package(source)
     elif _names_hub(source):
-        path = hub.download(
-            source.removeprefix("hf:"),
-            config.revision,
-            trust_remote_code=config.trust_remote_code,
-        )
+        repository = source.removeprefix("hf:")
+        path = hub.download(repository, config.revision)
+        source = f"hf:{repository}@{path.name}"
     else:
         path = Path(source).expanduser()
-    if path.is_file() or path.suffix.lower() == ".gguf":
-        return _resolve_gguf(path, config, root)
-    return _resolve_directory(path, config, root)
+    is_gguf = path.is_file() or path.suffix.lower() == ".gguf"
+    identity = (_resolve_gguf if is_gguf else _resolve_directory)(path, config, root)
+    return ResolvedTarget(identity, source)
 
 
 def _names_hub(source: str) -> bool:
@@ -99,34 +110,28 @@ def _names_hub(source: str) -> bool:
 def _resolve_directory(
     directory: Path, config: TargetConfig, root: Path, *, snapshot: str | None = None
 ) -> TargetIdentity:
-    trust = config.trust_remote_code
-    _require_servable(directory, trust_remote_code=trust)
-    identity = identity_of(
-        directory, config.dtype, cache=IdentityCache(root), trust_remote_code=trust
-    )
-    if held_identity(root, identity.digest, trust_remote_code=trust) is None:
-        _require_conversational(directory, identity, directory, trust_remote_code=trust)
+    _require_servable(directory)
+    identity = identity_of(directory, config.dtype, cache=IdentityCache(root))
+    if held_identity(root, identity.digest) is None:
+        _require_conversational(directory, identity, directory)
     keep = keep_link if (snapshot or config.snapshot) == "none" else keep_copy
-    keep(directory, identity, root, trust_remote_code=trust)
+    keep(directory, identity, root)
     return identity
 
 
-def _require_servable(directory: Path, *, trust_remote_code: bool) -> None:
+def _require_servable(directory: Path) -> None:
     """The checks that need no tokenizer, cheapest first."""
     require_config(directory)
-    config = load_config(directory, trust_remote_code=trust_remote_code)
-    refuse_unservable(config, directory)
+    refuse_unservable(load_config(directory), directory)
     check_weights(directory)
 
 
-def _require_conversational(
-    directory: Path, identity: TargetIdentity, origin: Path, *, trust_remote_code: bool
-) -> None:
+def _require_conversational(directory: Path, identity: TargetIdentity, origin: Path) -> None:
     """The checks that need the tokenizer; a snapshot that is already held has passed them.
 
     Errors name `origin`, which the user knows.
     """
-    tokenizer = load_tokenizer(directory, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(directory)
     require_vocabulary(identity, tokenizer, origin)
     require_chat_template(tokenizer, origin)
 
@@ -140,7 +145,7 @@ def _resolve_gguf(file: Path, config: TargetConfig, root: Path) -> TargetIdentit
     if known is not None and held_identity(root, known.digest) is not None:
         return known
     _LOGGER.info("event=gguf_conversion file=%s dtype=%s", file, config.dtype)
-    with _scratch(root) as scratch:
+    with scratch_directory(root, "incoming") as scratch:
         convert_gguf(file, scratch, dtype=config.dtype)
         if stamp([file], settings) != before:
             raise moving_target(file)
@@ -153,16 +158,16 @@ def _resolve_converted(
     directory: Path, origin: Path, config: TargetConfig, root: Path
 ) -> TargetIdentity:
     """Take a directory of our own making: it is copied whatever target.snapshot says."""
-    _require_servable(directory, trust_remote_code=config.trust_remote_code)
-    identity = identify(directory, config.dtype, trust_remote_code=config.trust_remote_code)
-    _require_conversational(directory, identity, origin, trust_remote_code=config.trust_remote_code)
-    keep_copy(directory, identity, root, trust_remote_code=config.trust_remote_code)
+    _require_servable(directory)
+    identity = identify(directory, config.dtype)
+    _require_conversational(directory, identity, origin)
+    keep_copy(directory, identity, root)
     return identity
 
 
 def _resolve_model(
     config: TargetConfig, root: Path, fetch_model: FetchModel | None
-) -> TargetIdentity:
+) -> ResolvedTarget:
     packaged.require_model_uri(config.source)
     if fetch_model is None:
         raise TargetError(
@@ -171,24 +176,22 @@ def _resolve_model(
             expected="a caller that brings one, as the pipeline does",
             remedy="run `dvc repro`, or pass fetch_model",
         )
-    with _scratch(root) as scratch:
+    with scratch_directory(root, "incoming") as scratch:
         downloads = scratch / "download"
         downloads.mkdir()
-        folder = fetch_model(config.source, downloads)
+        source, folder = fetch_model(config.source, downloads)
         checkpoint, tokenizer_folder = packaged.find_in_model(folder, config.source)
         if tokenizer_folder == checkpoint and not folder.is_relative_to(scratch):
-            return _resolve_directory(checkpoint, config, root, snapshot="copy")
+            identity = _resolve_directory(checkpoint, config, root, snapshot="copy")
+            return ResolvedTarget(identity, source)
         joined = scratch / "checkpoint"
-        _join(joined, checkpoint, tokenizer_folder, config.trust_remote_code)
-        return _resolve_converted(joined, Path(config.source), config, root)
+        _join(joined, checkpoint, tokenizer_folder)
+        return ResolvedTarget(_resolve_converted(joined, Path(config.source), config, root), source)
 
 
-def _join(joined: Path, checkpoint: Path, tokenizer_folder: Path, trust_remote_code: bool) -> None:
+def _join(joined: Path, checkpoint: Path, tokenizer_folder: Path) -> None:
     """Bring a checkpoint and its tokenizer, kept apart, together in one new folder."""
-    files = {
-        file.relative_to(checkpoint): file
-        for file in needed_files(checkpoint, trust_remote_code=trust_remote_code)
-    }
+    files = {file.relative_to(checkpoint): file for file in needed_files(checkpoint)}
     for file in tokenizer_folder.iterdir():
         if file.is_file():
             files.setdefault(file.relative_to(tokenizer_folder), file)
@@ -198,14 +201,3 @@ def _join(joined: Path, checkpoint: Path, tokenizer_folder: Path, trust_remote_c
             clone_file(file, joined / name)
     except OSError as error:
         raise write_failure(joined, error) from error
-
-
-@contextlib.contextmanager
-def _scratch(root: Path) -> Iterator[Path]:
-    """An empty folder on the disk of the snapshots, gone after the block."""
-    try:
-        folder = tempfile.TemporaryDirectory(dir=root, prefix=".incoming.")
-    except OSError as error:
-        raise write_failure(root, error) from error
-    with folder as name:
-        yield Path(name)

@@ -203,7 +203,7 @@ class TestScratchDirectories:
         killed.wait()
         assert (left_over / "new" / "half").exists()
         with artifacts.atomic_directory(tmp_path / "folder") as partial:
-            assert list(tmp_path.iterdir()) == [partial]
+            assert list(tmp_path.iterdir()) == [partial.parent]
         assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
     def test_what_a_living_process_holds_stays(self, tmp_path):

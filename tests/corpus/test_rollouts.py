@@ -47,7 +47,7 @@ def make(target, chat):
             jobs,
             limits=Limits(max_new_tokens, chat.stop_ids, seed),
             store=ShardStore(folder, SHARD_SIZE),
-            on_event=on_event,
+            on_start=lambda _missing: on_event,
         )
         return rollouts, decoded
 

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,8 @@ class CorpusBuilder:
         jobs = [*train_jobs, *_jobs(held_out, self.config.eval_temperatures)]
         store = ShardStore(self.partial / "rollouts" / short(digest), self.config.shard_size)
         limits = Limits(self.config.max_new_tokens, self.chat.stop_ids, self.config.seed)
-        progress = self.on_phase("rollouts", len(jobs))
-        rollouts = roll_out(self._engine(), jobs, limits=limits, store=store, on_event=progress)
+        progress = partial(self.on_phase, "rollouts")
+        rollouts = roll_out(self._engine(), jobs, limits=limits, store=store, on_start=progress)
         splits = {"train": rollouts[: len(train_jobs)], "eval": rollouts[len(train_jobs) :]}
         facts = {"digest": digest, "target_digest": self.target_digest, **_facts(splits)}
         write_corpus(directory, splits, facts)

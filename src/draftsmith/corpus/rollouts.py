@@ -17,6 +17,8 @@ from draftsmith.errors import ArtifactError
 
 _LOG = logging.getLogger(__name__)
 
+OnEvent = Callable[[Event], None]
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -122,14 +124,23 @@ def roll_out(
     *,
     limits: Limits,
     store: ShardStore,
-    on_event: Callable[[Event], None] = lambda _event: None,
+    on_start: Callable[[int], OnEvent] = lambda _missing: lambda _event: None,
 ) -> list[Rollout]:
-    """Make all responses, in the order of `jobs`."""
+    """Make all responses, in the order of `jobs`.
+
+    Args:
+        engine: Decodes them.
+        jobs: What is wanted.
+        limits: Shared by all.
+        store: Finished responses; those found there are not made again.
+        on_start: Called with the number of missing responses; returns what is called with every
+            event of the engine.
+    """
     wanted = {job.key: job for job in jobs}
     finished = {rollout.key: rollout for rollout in store.read() if rollout.key in wanted}
     missing = [job for job in jobs if job.key not in finished]
     _LOG.info("rollouts_found=%d rollouts_missing=%d", len(finished), len(missing))
-    for rollout in _decode(engine, missing, limits, on_event):
+    for rollout in _decode(engine, missing, limits, on_start(len(missing))):
         store.add(rollout)
         finished[rollout.key] = rollout
     store.flush()
@@ -137,7 +148,7 @@ def roll_out(
 
 
 def _decode(
-    engine: Engine, jobs: Sequence[RolloutJob], limits: Limits, on_event: Callable[[Event], None]
+    engine: Engine, jobs: Sequence[RolloutJob], limits: Limits, on_event: OnEvent
 ) -> Iterator[Rollout]:
     by_key = {job.key: job for job in jobs}
     requests = [

@@ -85,6 +85,51 @@ def test_generate_prints_the_text_tau_and_speed(project):
     assert "tokens/s" in text
 
 
+def test_history_lists_the_moves_with_their_reasons(project):
+    data = run_json("history", root=project)
+    assert [(m["version"], m["predecessor"], m["reason"]) for m in data] == [
+        ("1", None, "first"),
+        ("2", "1", "faster"),
+    ]
+    assert "faster" in run("history", root=project).stdout
+
+
+def test_diff_shows_what_differs_and_nothing_else(project):
+    data = run_json("diff", "1", "@champion", root=project)
+    assert data["pair_digest"][0] != data["pair_digest"][1]
+    assert "alpha" not in data
+    assert "pair_digest" in run("diff", "1", "2", root=project).stdout
+    assert run_json("diff", "1", "1", root=project) == {}
+
+
+def test_verify_hashes_loads_and_decodes_a_version(project):
+    data = run_json("verify", "1", root=project)
+    assert data["holds"]
+    assert data["num_identical"] == data["num_prompts"] == 3
+    assert data["num_tokens"] > 3
+    assert "3 of 3" in run("verify", "1", root=project).stdout
+
+
+def test_verify_notices_an_artifact_that_was_changed(project):
+    found = sorted(project.rglob("*/artifacts/draft/model.safetensors"))
+    assert found
+    kept = {path: path.read_bytes() for path in found}
+    for path in found:
+        path.write_bytes(b"changed")
+    done = run("verify", "1", root=project)
+    for path, content in kept.items():
+        path.write_bytes(content)
+    assert done.exit_code == 2
+    assert "digest" in done.stderr
+
+
+def test_a_version_without_a_decision_to_promote_is_not_promoted(project):
+    done = run("promote", "1", root=project)
+    assert done.exit_code == 3
+    assert "no decision" in done.stderr
+    assert run_json("status", root=project)["champion"]["version"] == "2"
+
+
 def test_rollback_quarantines_and_moves_back_to_a_target_at_hand(project):
     data = run_json("rollback", "--reason", "slow", root=project)
     assert data["quarantined"] == "2"
@@ -95,6 +140,18 @@ def test_rollback_quarantines_and_moves_back_to_a_target_at_hand(project):
     again = run("rollback", root=project)
     assert again.exit_code == 2
     assert "no other version" in again.stderr
+
+
+def test_promote_follows_the_recorded_decision_but_never_into_quarantine(project):
+    store = PairStore(project, CONFIG)
+    write_json(project / "decision.json", {"verdict": "promote", "reasons": ["it is faster"]})
+    for version in ("1", "2"):
+        store.attach_decision(version, project / "decision.json", project / "decision.json")
+    assert run_json("promote", "1", root=project)["promoted"]
+    assert run_json("status", root=project)["champion"]["version"] == "1"
+    done = run("promote", "2", root=project)
+    assert done.exit_code == 2
+    assert "quarantine" in done.stderr
 
 
 @pytest.mark.parametrize(

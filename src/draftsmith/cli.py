@@ -1,7 +1,7 @@
-"""The command line: `draftsmith status | pairs | generate | rollback`, each with `--json`.
+"""The command line: what the registry holds, one answer of a pair, and moves of the champion.
 
-Shows and moves what the registry holds; measures and decides nothing. Under `--json` standard
-output is one JSON value; messages go to standard error.
+`measure` needs no registry. Each has `--json`: standard
+output is then one JSON value; messages go to standard error.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rich.table import Table
 
 from draftsmith.artifacts import read_json, short
 from draftsmith.config import load_section
-from draftsmith.errors import DraftsmithError
-from draftsmith.registry.pair import METRIC_TAGS, PairVersion
+from draftsmith.errors import ConfigError, DraftsmithError
+from draftsmith.registry.pair import DECISION_TAG, METRIC_TAGS, PairVersion
 from draftsmith.registry.settings import RegistryConfig
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-EXIT_USER_ERROR = 2
+EXIT_USER_ERROR, EXIT_BLOCKED = 2, 3
 _HEADLINE_TAGS = (*METRIC_TAGS, "temperature", "draft_length", "device", "drift")
 _FIGURES = ("block_efficiency", "tokens_per_s")
 
@@ -157,6 +157,172 @@ def generate(  # noqa: PLR0913  one option a sampling parameter
         f"\ntau {tau}  {speed} tokens/s  {len(result.token_ids)} tokens in {result.num_rounds} "
         f"rounds, {result.num_accepted} of {result.num_drafted} drafted tokens accepted",
     )
+
+
+@app.command()
+@_reported
+def measure(
+    target: Annotated[Path, typer.Option(help="Folder of the target's checkpoint.")],
+    draft: Annotated[Path, typer.Option(help="Folder of a draft, or of any checkpoint.")],
+    *,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL; default: prompts that come with draftsmith.")
+    ] = None,
+    budget: Annotated[str, typer.Option(help="Time to spend, such as 90s or 3m.")] = "3m",
+    device: str = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Measure any pair: acceptance, speed on this machine and a verdict; no registry needed."""
+    from draftsmith.console import count_phase  # noqa: PLC0415  torch is slow to import
+    from draftsmith.evaluation import any_pair  # noqa: PLC0415
+    from draftsmith.targets.loading import load_target  # noqa: PLC0415
+
+    seconds = _seconds(budget)
+    asked = any_pair.prompts_of(prompts)
+    loaded = load_target(target, dtype="auto", device=device)
+    joined = any_pair.load_any_draft(loaded, draft)
+    config = any_pair.budgeted(loaded, joined, asked[0], seconds=seconds)
+    result = any_pair.measure(loaded, joined, asked, config, count_phase)
+    if as_json:
+        _write_json(result)
+        return
+    Console().print(_measured_table(result))
+    typer.echo(f"\n{result['verdict']}: {' '.join(result['reasons'])}")
+
+
+@app.command()
+@_reported
+def history(root: Root = _HERE, as_json: AsJson = False) -> None:
+    """List every move of @champion: when, from which version to which, and why."""
+    moves = _store(root).history()
+    if as_json:
+        _write_json([dataclasses.asdict(move) for move in moves])
+        return
+    table = Table(box=None)
+    for column in ("move", "time", "kind", "from", "to", "reason"):
+        table.add_column(column)
+    for move in moves:
+        cells = (move.time_utc, move.kind, move.predecessor or "-", move.version, move.reason)
+        table.add_row(str(move.sequence), *cells)
+    Console().print(table if moves else "@champion has never moved: run `dvc repro`.")
+
+
+@app.command()
+@_reported
+def diff(
+    first: Annotated[str, typer.Argument(help="Version or @alias.")],
+    second: Annotated[str, typer.Argument(help="Version or @alias.")],
+    root: Root = _HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Show in what two registered pairs differ."""
+    store = _store(root)
+    sides = [store.resolve(reference).tags for reference in (first, second)]
+    names = sorted({name for tags in sides for name in tags} - {DECISION_TAG})
+    changed = {
+        name: [tags.get(name) for tags in sides]
+        for name in names
+        if sides[0].get(name) != sides[1].get(name)
+    }
+    if as_json:
+        _write_json(changed)
+        return
+    table = Table("", first, second, box=None)
+    for name, values in changed.items():
+        table.add_row(name, *(value or "-" for value in values))
+    Console().print(table if changed else "They do not differ.")
+
+
+@app.command()
+@_reported
+def verify(
+    reference: Annotated[str, typer.Argument(help="Version or @alias.")] = "@champion",
+    target: Annotated[
+        str | None, typer.Option(help="Folder of the target, if not where the registry says.")
+    ] = None,
+    device: str = "cpu",
+    root: Root = _HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Hash a version's files again, load it and test that it is lossless; exits 3 if not."""
+    from draftsmith.registry import verification  # noqa: PLC0415  torch is slow to import
+
+    found = verification.verify(_store(root), reference, root=root, target=target, device=device)
+    if as_json:
+        _write_json(found)
+    else:
+        typer.echo(
+            f"Version {found['version']}: files as registered; {found['num_identical']} of "
+            f"{found['num_prompts']} answers the same with and without drafts, in float32."
+        )
+    if not found["holds"]:
+        raise typer.Exit(EXIT_BLOCKED)
+
+
+@app.command()
+@_reported
+def promote(
+    reference: Annotated[str, typer.Argument(help="Version or @alias.")] = "@challenger",
+    root: Root = _HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Move @champion to a version whose recorded decision is to promote; exits 3 if it is not."""
+    store = _store(root)
+    found = store.resolve(reference)
+    decision = json.loads(found.tags.get(DECISION_TAG, "{}"))
+    reasons = decision.get("reasons") or ["no decision is recorded: run `dvc repro`"]
+    promoted = decision.get("verdict") == "promote"
+    before = store.promote(found.pair.version, reasons) if promoted else None
+    version = found.pair.version
+    if as_json:
+        _write_json(
+            {"promoted": promoted, "version": version, "predecessor": before, "reasons": reasons}
+        )
+    elif promoted:
+        typer.echo(f"@champion is version {version}; it replaced {before or 'nothing'}.")
+    else:
+        typer.echo(f"Version {version} is not promoted: {'; '.join(reasons)}", err=True)
+    if not promoted:
+        raise typer.Exit(EXIT_BLOCKED)
+
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _seconds(text: str) -> float:
+    number, unit = text[:-1], text[-1:]
+    try:
+        seconds = float(number) * _UNITS[unit]
+    except (KeyError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(
+            "reading --budget",
+            found=repr(text),
+            expected="a number with s, m or h, such as 90s or 3m",
+            remedy="pass such a time",
+        )
+    return seconds
+
+
+def _measured_table(result: Mapping[str, Any]) -> Table:
+    table = Table(box=None, show_header=False)
+    rows = {
+        "alpha (acceptance rate)": result["alpha"],
+        "tau (tokens a round)": result["block_efficiency"],
+        "speedup": result["speedup"],
+        "against Transformers generate": result["ratios"]["speculative_vs_generate"],
+        "against assisted generation": result["ratios"]["speculative_vs_assisted"],
+        "against prompt lookup": result["ratios"]["speculative_vs_prompt_lookup"],
+    }
+    for name, estimate in rows.items():
+        low, high = (f"{estimate[bound]:.2f}" for bound in ("low", "high"))
+        table.add_row(name, f"{estimate['mean']:.2f}", f"{low} to {high}")
+    table.add_row("predicted speedup", f"{result['predicted_speedup']:.2f}", "")
+    table.add_row("best draft length", str(result["draft_length"]), "")
+    survival = " ".join(f"{share:.2f}" for share in result["survival"])
+    table.add_row("survival by position", survival, "")
+    return table
 
 
 @app.command()

@@ -107,9 +107,9 @@ def test_the_tolerance_is_the_measured_change_of_the_margin(
     assert coarse["tolerance"] == pytest.approx(0.75, abs=1e-4)
 
 
-def test_the_rounding_difference_of_a_forward_with_itself_is_zero(target, questions):
+def test_the_rounding_difference_in_float32_is_next_to_nothing(target, questions):
     responses = {name: [5, 6, 7] for name, _ in questions}
-    assert rounding_difference(target, questions, responses, width=1) == 0.0
+    assert rounding_difference(target, questions, responses, width=1) < 1e-4
 
 
 def test_an_engine_that_keeps_every_draft_fails_both_tests(

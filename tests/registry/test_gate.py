@@ -248,6 +248,15 @@ def test_a_draft_that_drifted_from_its_use_elsewhere_does_not_block_a_pair_that_
     assert check_of(judged(reports), "incumbent_test")["severity"] == "warn"
 
 
+def test_a_draft_that_is_not_surely_faster_than_prompt_lookup_is_warned_of(reports):
+    ratios = reports["benchmark"]["recipes"]["small"]["ratios"]
+    for low, verdict in ((0.95, "fail"), (1.05, "pass")):
+        ratios["speculative_vs_prompt_lookup"] = estimate(1.1, low, 1.25, 16)
+        decision = judged(reports)
+        assert decision["verdict"] == "promote"
+        assert check_of(decision, "better_than_prompt_lookup")["verdict"] == verdict
+
+
 def test_a_fallen_domain_blocks_only_when_it_is_critical(reports):
     reports["drift"]["by_domain"]["maths"] = domain(-0.05, True)
     assert judged(reports, critical_domains=("chat",))["verdict"] == "promote"

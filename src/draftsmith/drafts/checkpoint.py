@@ -22,6 +22,7 @@ from draftsmith.artifacts import atomic_directory, digest_file, digest_json, rea
 from draftsmith.drafts.manifest import (
     FILE_NAME,
     SCHEMA,
+    STUDENT,
     DraftManifest,
     draft_digest,
     read_manifest,
@@ -92,7 +93,7 @@ def save_draft(
     }
     manifest = DraftManifest(
         schema=SCHEMA,
-        family="student",
+        family=STUDENT,
         recipe=lineage.recipe,
         recipe_digest=lineage.recipe_digest,
         digest=draft_digest(weights_digest, map_digest, architecture),

@@ -15,6 +15,7 @@ from draftsmith.errors import DraftError
 
 FILE_NAME = "draft.json"
 SCHEMA = 1
+STUDENT, CAUSAL_LM = "student", "causal-lm"  # families
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class DraftManifest:
 
     Attributes:
         schema: Version of this record.
-        family: How it drafts; `student`.
+        family: How it drafts: `student` (under the target's embedding and head) or `causal-lm`
+            (a model of its own, measured but not registered).
         recipe: Name of the recipe under conf/draft/.
         recipe_digest: Digest of the recipe's and the training's settings.
         digest: Identity: weights, vocabulary map and architecture.

@@ -24,6 +24,7 @@ from draftsmith.decoding import (
 )
 from draftsmith.decoding.slot_model import SlotModel
 from draftsmith.drafts.checkpoint import LoadedDraft, with_full_head
+from draftsmith.drafts.manifest import CAUSAL_LM
 from draftsmith.evaluation.cost_model import ForwardCosts
 from draftsmith.evaluation.timing import Arm, median_ms
 
@@ -91,9 +92,11 @@ class Contestants:
     def assisted(self, draft_length: int, *, max_new_tokens: int) -> Arm:
         """Assisted generation of Transformers at a constant draft length.
 
-        With the same draft under the target's whole head.
+        With the same draft, a student under the target's whole head.
         """
-        assistant = with_full_head(self.draft, self.target)
+        is_whole = self.draft.manifest.family == CAUSAL_LM
+        draft = self.draft
+        assistant = twin(draft.model) if is_whole else with_full_head(draft, self.target)
         return self._generate(twin(self.target), max_new_tokens, assistant, draft_length)
 
     def _generate(

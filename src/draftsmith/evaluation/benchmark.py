@@ -38,7 +38,8 @@ Phase = Callable[[], dict[str, Any]]
 OnPhase = Callable[[str, int], Callable[[int], None]]
 
 
-def _silent(_phase: str, _total: int) -> Callable[[int], None]:
+def silent(_phase: str, _total: int) -> Callable[[int], None]:
+    """No progress."""
     return lambda _done: None
 
 
@@ -60,7 +61,7 @@ class PairBench:
     contestants: Contestants
     prompts: Sequence[list[int]]
     partial: Path | None = None
-    on_phase: OnPhase = _silent
+    on_phase: OnPhase = silent
 
     def run(self, survival: Sequence[float]) -> dict[str, Any]:
         """The entry, identity left out.
@@ -230,7 +231,7 @@ class Bench:
     target: PreTrainedModel
     stop_ids: tuple[int, ...]
     rollouts: Sequence[Rollout]
-    on_phase: OnPhase = _silent
+    on_phase: OnPhase = silent
 
     def measure(
         self,

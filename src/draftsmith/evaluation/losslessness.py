@@ -164,25 +164,28 @@ def transformers_greedy(
 def rounding_difference(
     target: PreTrainedModel, prompts: Prompts, responses: dict[str, list[int]], *, width: int
 ) -> float:
-    """Largest change of the target's margin between decoding in steps of 1 and of `width`.
+    """Largest change of the target's margin between forwards of 1, of `width` and of all positions.
 
-    The margin is the difference of the two largest logits, the two that a near-tie swaps.
+    The margin is the difference of the two largest logits, the two that a near-tie swaps. Outputs
+    part where forwards of 1 and of `width` positions disagree; the gap there is read off a forward
+    of all positions, so its rounding counts as well.
 
-    The responses are replayed twice over the slot cache in the batches of the self-test, once a
-    position at a time and once `width` positions at a time; each replay reads the keys and values
-    that it wrote itself. So the figure holds all that decoding with drafts rounds differently.
+    The responses are replayed over the slot cache in the batches of the self-test; each replay
+    reads the keys and values that it wrote itself. So the figure holds all that decoding with
+    drafts rounds differently.
     """
     worst = 0.0
     for start in range(0, len(prompts), _ROWS):
         group = prompts[start : start + _ROWS]
         heads = [ids[:-1] for _, ids in group]
         inputs = [ids[-1:] + responses[name][:-1] for name, ids in group]
-        narrow, wide = (_replay(target, heads, inputs, width=w) for w in (1, width))
+        widths = (1, width, max(map(len, inputs)))
+        replays = [_replay(target, heads, inputs, width=w) for w in widths]
         for row, tokens in enumerate(inputs):
-            before, after = narrow[row, : len(tokens)], wide[row, : len(tokens)]
-            top = before.topk(2, dim=-1).indices
-            change = before.gather(-1, top).diff() - after.gather(-1, top).diff()
-            worst = max(worst, float(change.abs().max()))
+            logits = torch.stack([replay[row, : len(tokens)] for replay in replays])
+            top = logits[:1].topk(2, dim=-1).indices.expand(len(logits), -1, -1)
+            margins = logits.gather(-1, top).diff()
+            worst = max(worst, float((margins.amax(0) - margins.amin(0)).max()))
     return worst
 
 

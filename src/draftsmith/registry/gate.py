@@ -181,6 +181,15 @@ def _comparisons_of_speed(evidence: GateEvidence, config: GateConfig) -> list[Ch
         ),
         rule.ratio(
             evidence,
+            "speculative_vs_prompt_lookup",
+            name="better_than_prompt_lookup",
+            least=1.0,
+            on_low=True,
+            remedy="prompt lookup needs no draft and may be as fast here; raise alpha by more "
+            "prompts or steps, or serve without a draft",
+        ),
+        rule.ratio(
+            evidence,
             "engine_vs_generate",
             name="engine_ratio",
             least=config.min_engine_ratio,

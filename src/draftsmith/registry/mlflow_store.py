@@ -21,6 +21,7 @@ from draftsmith.errors import ArtifactError, RegistryError
 from draftsmith.registry import mlflow_moves, mlflow_upload
 from draftsmith.registry.mlflow_catalog import CHALLENGER, CHAMPION, Catalog
 from draftsmith.registry.mlflow_connection import connect, redact, translated
+from draftsmith.registry.mlflow_records import Move
 from draftsmith.registry.mlflow_target import download_model
 from draftsmith.registry.pair import (
     CORPUS_TAG,
@@ -112,6 +113,11 @@ class PairStore:
             if item and item.quarantine is None and item.pair.target_digest != target_digest:
                 return item.pair
         return None
+
+    @translated("reading the history of the champion")
+    def history(self) -> list[Move]:
+        """Completed moves of the champion alias, oldest first."""
+        return self._catalog.moves()
 
     @translated("searching the registry by pair digest")
     def find(self, pair_digest: str) -> RegisteredPair | None:

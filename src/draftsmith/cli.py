@@ -23,6 +23,7 @@ from draftsmith.config import load_section
 from draftsmith.errors import ConfigError, DraftsmithError
 from draftsmith.registry.pair import DECISION_TAG, METRIC_TAGS, PairVersion
 from draftsmith.registry.settings import RegistryConfig
+from draftsmith.report.terminal import decision_line, measured_table, pair_line, target_line
 
 if TYPE_CHECKING:
     from draftsmith.registry.mlflow_store import PairStore
@@ -42,6 +43,9 @@ app = typer.Typer(
 
 Root = Annotated[Path, typer.Option("--root", help="The project's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard output.")]
+TargetFolder = Annotated[
+    str | None, typer.Option(help="Folder of the target, if not where the registry says.")
+]
 _HERE = Path()
 
 
@@ -128,9 +132,7 @@ def generate(  # noqa: PLR0913  one option a sampling parameter
     draft_length: Annotated[
         int | None, typer.Option(min=0, help="Tokens drafted a round; default: the best measured.")
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Folder of the target, if not where the registry says.")
-    ] = None,
+    target: TargetFolder = None,
     device: str = "cpu",
     root: Root = _HERE,
     as_json: AsJson = False,
@@ -186,7 +188,7 @@ def measure(
     if as_json:
         _write_json(result)
         return
-    Console().print(_measured_table(result))
+    Console().print(measured_table(result))
     typer.echo(f"\n{result['verdict']}: {' '.join(result['reasons'])}")
 
 
@@ -237,9 +239,7 @@ def diff(
 @_reported
 def verify(
     reference: Annotated[str, typer.Argument(help="Version or @alias.")] = "@champion",
-    target: Annotated[
-        str | None, typer.Option(help="Folder of the target, if not where the registry says.")
-    ] = None,
+    target: TargetFolder = None,
     device: str = "cpu",
     root: Root = _HERE,
     as_json: AsJson = False,
@@ -303,26 +303,6 @@ def _seconds(text: str) -> float:
             remedy="pass such a time",
         )
     return seconds
-
-
-def _measured_table(result: Mapping[str, Any]) -> Table:
-    table = Table(box=None, show_header=False)
-    rows = {
-        "alpha (acceptance rate)": result["alpha"],
-        "tau (tokens a round)": result["block_efficiency"],
-        "speedup": result["speedup"],
-        "against Transformers generate": result["ratios"]["speculative_vs_generate"],
-        "against assisted generation": result["ratios"]["speculative_vs_assisted"],
-        "against prompt lookup": result["ratios"]["speculative_vs_prompt_lookup"],
-    }
-    for name, estimate in rows.items():
-        low, high = (f"{estimate[bound]:.2f}" for bound in ("low", "high"))
-        table.add_row(name, f"{estimate['mean']:.2f}", f"{low} to {high}")
-    table.add_row("predicted speedup", f"{result['predicted_speedup']:.2f}", "")
-    table.add_row("best draft length", str(result["draft_length"]), "")
-    survival = " ".join(f"{share:.2f}" for share in result["survival"])
-    table.add_row("survival by position", survival, "")
-    return table
 
 
 @app.command()
@@ -390,40 +370,16 @@ def _state(item: PairVersion) -> str:
 def _show_status(data: Mapping[str, Any]) -> None:
     table = Table(box=None, show_header=False)
     table.add_row("registry", str(data["name"]))
-    table.add_row("target", _target_line(data["target"]))
+    table.add_row("target", target_line(data["target"]))
     for alias in ("champion", "challenger"):
-        table.add_row(alias, _pair_line(data[alias]))
+        table.add_row(alias, pair_line(data[alias]))
     if data["champion"] and data["target"] and not data["champion_is_for_target"]:
         table.add_row("", "the champion belongs to another target: run `dvc repro`")
     for tag in _HEADLINE_TAGS:
         if data["champion"] and tag in data["champion"]["tags"]:
             table.add_row(f"  {tag}", data["champion"]["tags"][tag])
-    table.add_row("decision", _decision_line(data["decision"]))
+    table.add_row("decision", decision_line(data["decision"]))
     Console().print(table)
-
-
-def _target_line(target: Mapping[str, Any] | None) -> str:
-    if target is None:
-        return "none resolved yet: run `dvc repro`"
-    millions = target["num_parameters"] / 1e6
-    return (
-        f"{short(target['digest'])} ({target['model_type']}, {millions:.0f} M, {target['dtype']})"
-    )
-
-
-def _pair_line(pair: Mapping[str, Any] | None) -> str:
-    if pair is None:
-        return "none"
-    return f"version {pair['version']}, {pair['recipe']}, pair {short(pair['pair_digest'])}"
-
-
-def _decision_line(decision: Mapping[str, Any] | None) -> str:
-    if decision is None:
-        return "none yet"
-    reasons = "; ".join(decision.get("reasons", []))
-    return f"{decision['verdict']} version {decision['version']}" + (
-        f": {reasons}" if reasons else ""
-    )
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.errors import RegistryError
 from draftsmith.registry.generation import Pair
 from draftsmith.registry.pair import DTYPE_TAG, SOURCE_TAG, PairRecord, PairVersion
+from draftsmith.registry.records import CHAMPIONS
 from draftsmith.registry.settings import RegistryConfig
 from draftsmith.registry.target_source import find_target, is_reachable
 from draftsmith.targets.compatibility import require_same_tokenizer, require_target
 from draftsmith.targets.identity import identify
 from draftsmith.targets.loading import LoadedTarget, load_target
 
-CHAMPIONS = Path("models", "champions")
 _URI = re.compile(r"models:/(?P<name>[^/@]+)(?P<reference>@[^/@]+|/[^/@]+)")
 _DEFAULT_DRAFT_LENGTH = 2
 _LOG = logging.getLogger(__name__)

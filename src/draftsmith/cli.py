@@ -1,7 +1,7 @@
 """The command line: what the registry holds, one answer of a pair, and moves of the champion.
 
-`measure` needs no registry. Each has `--json`: standard
-output is then one JSON value; messages go to standard error.
+`measure` needs no registry. Under `--json` standard output is one JSON value; messages go to
+standard error.
 """
 
 from __future__ import annotations

@@ -3,8 +3,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import pytest
+import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
@@ -13,6 +15,7 @@ from draftsmith.corpus.prompts import user_prompt
 from draftsmith.errors import CorpusError, DraftError, DraftMisfitError
 from draftsmith.evaluation.any_pair import (
     CONFIG,
+    EVAL_FRACTION,
     fitted,
     load_any_draft,
     measure,
@@ -21,6 +24,7 @@ from draftsmith.evaluation.any_pair import (
 )
 from tests.tiny_target import conversations, make_tokenizer, save, write_prompts
 
+CONF = Path(__file__).resolve().parents[2] / "conf"
 SMALL = dataclasses.replace(
     CONFIG,
     max_draft_length=2,
@@ -106,6 +110,8 @@ def test_without_prompts_nothing_is_measured(loaded, checkpoint):
 
 
 def test_the_default_prompts_are_those_that_training_leaves_out():
+    held_out = yaml.safe_load((CONF / "corpus/default.yaml").read_text())["eval_fraction"]
+    assert held_out == EVAL_FRACTION
     prompts = prompts_of(None)
     assert len(prompts) >= 200
     assert len({prompt.domain for prompt in prompts}) == 6

@@ -16,8 +16,10 @@ from transformers import PreTrainedModel
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.decoding import DraftModelProposer, Engine, Event, Request, Result, SamplingParams
 from draftsmith.decoding.distribution import OneHot, SamplingTensors, densify, distribution
+from draftsmith.decoding.trace import Trace
 from draftsmith.drafts.checkpoint import LoadedDraft
 from draftsmith.drafts.student import head_logits
+from draftsmith.evaluation.intervals import Estimate, bootstrap_ratio_of_sums
 
 Item = TypeVar("Item")
 
@@ -159,6 +161,13 @@ def decode(
         if event.result is not None:
             results[event.request_id] = event.result
     return results
+
+
+def estimate_tau(traces: Sequence[Trace], *, seed: int) -> Estimate:
+    """Tokens committed per target forward, with an interval over prompts (one trace each)."""
+    committed = [float(sum(trace.committed)) for trace in traces]
+    rounds = [float(trace.num_rounds) for trace in traces]
+    return bootstrap_ratio_of_sums(committed, rounds, seed=seed)
 
 
 def in_turn(items: Sequence[tuple[str, str, Item]]) -> list[Item]:

@@ -18,17 +18,23 @@ from draftsmith.decoding.trace import position_counts
 from draftsmith.drafts.checkpoint import LoadedDraft, load_draft
 from draftsmith.drafts.manifest import CAUSAL_LM, FILE_NAME, SCHEMA, DraftManifest, read_manifest
 from draftsmith.errors import CorpusError, DraftMisfitError
-from draftsmith.evaluation.acceptance import DecodingPlan, decode, in_turn, teacher_forced_alpha
+from draftsmith.evaluation.acceptance import (
+    DecodingPlan,
+    decode,
+    estimate_tau,
+    in_turn,
+    teacher_forced_alpha,
+)
 from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.benchmark import OnPhase, PairBench, silent
-from draftsmith.evaluation.intervals import bootstrap_mean, bootstrap_ratio_of_sums
+from draftsmith.evaluation.intervals import bootstrap_mean
 from draftsmith.evaluation.settings import BenchmarkConfig
 from draftsmith.evaluation.timing import timed
 from draftsmith.targets.compatibility import require_same_tokenizer
 from draftsmith.targets.identity import TargetIdentity
 from draftsmith.targets.loading import LoadedTarget, load_target
 
-EVAL_FRACTION = 1 / 3  # of the bundled prompts, which the default corpus holds out as well
+EVAL_FRACTION = 0.33  # of the bundled prompts, as the default corpus holds out
 CONFIG = BenchmarkConfig(
     max_draft_length=4,
     calibration_prompts=6,
@@ -151,11 +157,9 @@ def _acceptance(
     ]
     alphas = teacher_forced_alpha(target.model, draft, answers, temperature=0.0)
     traces = [result.trace for result in results.values()]
-    committed = [float(sum(trace.committed)) for trace in traces]
-    rounds = [float(trace.num_rounds) for trace in traces]
     return {
         "alpha": asdict(bootstrap_mean([a.alpha for a in alphas.values()], seed=config.seed)),
-        "block_efficiency": asdict(bootstrap_ratio_of_sums(committed, rounds, seed=config.seed)),
+        "block_efficiency": asdict(estimate_tau(traces, seed=config.seed)),
         "survival": position_counts(traces, length).survival,
     }
 

@@ -25,6 +25,7 @@ from draftsmith.evaluation.acceptance import (
     DecodingPlan,
     PromptAlpha,
     decode,
+    estimate_tau,
     in_turn,
     teacher_forced_alpha,
 )
@@ -236,9 +237,7 @@ class Evaluator:
 
     def _tau(self, results: Mapping[str, Result], prompt_ids: Sequence[str]) -> Estimate:
         traces = [results[prompt_id].trace for prompt_id in prompt_ids]
-        committed = [float(sum(trace.committed)) for trace in traces]
-        rounds = [float(trace.num_rounds) for trace in traces]
-        return bootstrap_ratio_of_sums(committed, rounds, seed=self.config.seed)
+        return estimate_tau(traces, seed=self.config.seed)
 
     def _losslessness(self, draft: LoadedDraft, directory: Path) -> dict[str, Any]:
         prompts = [(r.prompt_id, r.prompt_ids) for r in _fair_order(self.rollouts)]

@@ -14,7 +14,7 @@ def measured_table(result: Mapping[str, Any]) -> Table:
     """Figures of a pair that `draftsmith measure` measured."""
     table = Table(box=None, show_header=False)
     rows = {
-        "alpha (acceptance rate)": result["alpha"],
+        "alpha at temperature 0": result["alpha"],
         "tau (tokens a round)": result["block_efficiency"],
         "speedup": result["speedup"],
         "against Transformers generate": result["ratios"]["speculative_vs_generate"],

@@ -13,9 +13,9 @@ from draftsmith.errors import RegistryError
 from draftsmith.registry.mlflow_store import PairStore
 from draftsmith.registry.mlflow_target import fetch_model
 from draftsmith.registry.settings import RegistryConfig
-from draftsmith.registry.target_source import TARGETS, describe_source, find_target
+from draftsmith.registry.target_source import find_target
 from draftsmith.targets.identity import identify
-from draftsmith.targets.resolved import remember_resolved
+from draftsmith.targets.resolved import TARGETS, describe_source, remember_resolved
 from draftsmith.targets.settings import TargetConfig
 from draftsmith.targets.source import resolve
 from tests.registry.small_pairs import TAGS, make_files, make_record

@@ -12,7 +12,7 @@ from draftsmith.errors import EvidenceError
 from draftsmith.evaluation.choice import best_recipe, losers
 from draftsmith.registry.mlflow_store import PairStore
 from draftsmith.registry.pair import DraftIdentity, PairRecord, evidence_tags
-from draftsmith.registry.target_source import describe_source
+from draftsmith.targets.resolved import describe_source
 from draftsmith.targets.settings import TargetConfig
 
 _EXPERIMENT = "An experiment (DVC_EXP_NAME is set) registers and proposes; it does not promote."

@@ -15,26 +15,10 @@ from draftsmith.targets.checkpoint import is_checkpoint
 from draftsmith.targets.compatibility import require_target
 from draftsmith.targets.identity import identify
 from draftsmith.targets.loading import target_directory
-from draftsmith.targets.resolved import last_resolved
+from draftsmith.targets.resolved import HUB_PREFIX, TARGETS
 from draftsmith.targets.settings import TargetConfig
 from draftsmith.targets.snapshot import held_identity
 from draftsmith.targets.source import FetchModel, resolve
-
-TARGETS = Path("models", "targets")
-_HUB = "hf:"
-
-
-def describe_source(source: str, revision: str | None, *, root: Path) -> str:
-    """The text that a pair records: paths made absolute, branches and aliases as last resolved."""
-    resolved = last_resolved(root / TARGETS, source, revision)
-    if resolved is not None:
-        source = resolved
-    elif revision is not None:
-        source = f"{_HUB}{source.removeprefix(_HUB)}@{revision}"
-    if source.startswith(("models:", "package:", _HUB)):
-        return source
-    path = root / Path(source).expanduser()
-    return str(path.resolve()) if path.exists() else source
 
 
 def find_target(
@@ -95,7 +79,7 @@ def is_reachable(
 
 def _config(source: str, dtype: str) -> TargetConfig:
     revision: str | None = None
-    if source.startswith(_HUB):
+    if source.startswith(HUB_PREFIX):
         source, _, rest = source.partition("@")
         revision = rest or None
     return TargetConfig("recorded", source, revision, dtype=dtype, snapshot="copy")

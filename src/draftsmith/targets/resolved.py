@@ -11,6 +11,8 @@ from pathlib import Path
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.targets.settings import TargetConfig
 
+TARGETS = Path("models", "targets")
+HUB_PREFIX = "hf:"
 _FILE = ".resolved.json"
 
 
@@ -30,3 +32,16 @@ def last_resolved(root: Path, source: str, revision: str | None) -> str | None:
     entry = read_json(path) if path.is_file() else {}
     is_same = (entry.get("source"), entry.get("revision")) == (source, revision)
     return str(entry["resolved"]) if is_same else None
+
+
+def describe_source(source: str, revision: str | None, *, root: Path) -> str:
+    """The text that a pair records: paths made absolute, branches and aliases as last resolved."""
+    resolved = last_resolved(root / TARGETS, source, revision)
+    if resolved is not None:
+        source = resolved
+    elif revision is not None:
+        source = f"{HUB_PREFIX}{source.removeprefix(HUB_PREFIX)}@{revision}"
+    if source.startswith(("models:", "package:", HUB_PREFIX)):
+        return source
+    path = root / Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else source

@@ -24,6 +24,7 @@ from draftsmith.targets.compatibility import (
 from draftsmith.targets.components import load_config, load_tokenizer
 from draftsmith.targets.conversion import check_gguf, convert_gguf
 from draftsmith.targets.identity import TargetIdentity, identify
+from draftsmith.targets.resolved import HUB_PREFIX
 from draftsmith.targets.settings import TargetConfig
 from draftsmith.targets.snapshot import (
     clone_file,
@@ -91,9 +92,9 @@ def resolve(
     if source.startswith("package:"):
         path = packaged.find_in_package(source)
     elif _names_hub(source):
-        repository = source.removeprefix("hf:")
+        repository = source.removeprefix(HUB_PREFIX)
         path = hub.download(repository, config.revision)
-        source = f"hf:{repository}@{path.name}"
+        source = f"{HUB_PREFIX}{repository}@{path.name}"
     else:
         path = Path(source).expanduser()
     is_gguf = path.is_file() or path.suffix.lower() == ".gguf"
@@ -102,7 +103,7 @@ def resolve(
 
 
 def _names_hub(source: str) -> bool:
-    if source.startswith("hf:"):
+    if source.startswith(HUB_PREFIX):
         return True
     return hub.is_repository(source) and not Path(source).exists() and ".gguf" not in source.lower()
 

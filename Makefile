@@ -17,10 +17,10 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export DVC_NO_ANALYTICS := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup repro test ui clean
+.PHONY: help setup repro test scenarios ui clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## prepare the environment .venv (pinned packages, draftsmith, the default target)
 
@@ -43,6 +43,9 @@ test: setup ## lint, type-check, check the layers, run the tests
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+
+scenarios: setup ## tell the life of a pair on real SmolLM2 checkpoints (about an hour on two cores)
+	$(BIN)/python -m pytest tests/end_to_end --world=smollm2 --timeout=3000 --exitfirst --durations=0
 
 ui: setup ## open the registry in MLflow's web page, on this machine only
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $(UI_PORT) \

@@ -6,11 +6,11 @@ from draftsmith.config import check_agreement, compose, write_config
 from draftsmith.console import run_stage
 from draftsmith.corpus.settings import CorpusConfig
 from draftsmith.distillation.settings import DistillConfig
-from draftsmith.drafts.settings import StudentConfig
-from draftsmith.drift.settings import DriftConfig
+from draftsmith.drafts.settings import RecipeConfig
+from draftsmith.drift.settings import DriftConfig, MonitorConfig
 from draftsmith.drift.start import StartConfig
 from draftsmith.evaluation.settings import BenchmarkConfig, EvaluationConfig
-from draftsmith.registry.promotion_rule import GateConfig
+from draftsmith.registry.gate_settings import GateConfig
 from draftsmith.registry.settings import RegistryConfig
 from draftsmith.targets.settings import TargetConfig
 from pipeline import CONFIG
@@ -18,11 +18,12 @@ from pipeline import CONFIG
 SCHEMA = {
     "target": TargetConfig,
     "corpus": CorpusConfig,
-    "drafts": StudentConfig,
+    "drafts": RecipeConfig,
     "distill": DistillConfig,
     "evaluation": EvaluationConfig,
     "benchmark": BenchmarkConfig,
     "drift": DriftConfig,
+    "monitor": MonitorConfig,
     "start": StartConfig,
     "gate": GateConfig,
     "registry": RegistryConfig,

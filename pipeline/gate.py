@@ -1,11 +1,12 @@
 """Stage gate: every check with its measured value, requirement and remedy; never fails."""
 
+from datetime import UTC, datetime
+
 from draftsmith.artifacts import read_json, write_json, write_text
-from draftsmith.config import load_section
+from draftsmith.config import load_section, load_value
 from draftsmith.console import run_stage
-from draftsmith.drift.settings import DriftConfig
-from draftsmith.registry.gate import decide
-from draftsmith.registry.promotion_rule import GateConfig, GateEvidence
+from draftsmith.registry.evidence_files import benchmark_for_gate
+from draftsmith.registry.gate import GateConfig, GateEvidence, decide
 from draftsmith.registry.records import recorded
 from draftsmith.report.inputs import ReportInputs
 from draftsmith.report.markdown import render_markdown
@@ -16,19 +17,18 @@ from pipeline import CHAMPION, CONFIG, DRAFTS, REPORTS, TARGET
 def main() -> None:
     names = ("registration", "evaluation", "benchmark", "drift", "incumbent")
     reports = {name: read_json(REPORTS / f"{name}.json") for name in names}
-    target, champion = read_json(TARGET), read_json(CHAMPION)["champion"]
-    drift = load_section(CONFIG, "drift", DriftConfig)
-    evidence = GateEvidence(target=target, **reports)
+    reports["target"], champion = read_json(TARGET), read_json(CHAMPION)["champion"]
     config = load_section(CONFIG, "gate", GateConfig)
-    decision = decide(evidence, config=config, critical_domains=drift.critical_domains)
+    reports["benchmark"] = benchmark_for_gate(reports, device=config.device)
+    domains = load_value(CONFIG, "drift.critical_domains", list[str])
+    today = datetime.now(UTC).date()
+    decision = decide(GateEvidence(**reports), config=config, today=today, critical_domains=domains)
     record = recorded(champion)
-    manifest = read_json(DRAFTS / reports["registration"]["recipe"] / "draft.json")
     inputs = ReportInputs(
         decision=decision,
-        target=target,
         champion=champion,
         champion_record=None if record is None else record.record,
-        manifest=manifest,
+        manifest=read_json(DRAFTS / reports["registration"]["recipe"] / "draft.json"),
         **reports,
     )
     write_json(REPORTS / "decision.json", decision)

@@ -1,5 +1,6 @@
 """Stage incumbent: does the draft of the newest promoted pair still match the new target?"""
 
+from draftsmith import provenance
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.config import load_section
 from draftsmith.console import count_phase, run_stage
@@ -28,6 +29,7 @@ def main() -> None:
             evaluator = Evaluator(config, target.model, target.identity, rollouts, (), count_phase)
             try:
                 measured = evaluator.acceptance(evaluator.join(folder / "draft"))
+                measured["packages"] = provenance.collect()["packages"]
             except DraftMisfitError:
                 changed.append(SHAPE)
     report = incumbent_report(incumbent, measured, changed=changed, config=drift, seed=config.seed)

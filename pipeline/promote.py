@@ -1,11 +1,13 @@
 """Stage promote: attach the decision to the version, then move @champion, or exit 3 and say why."""
 
 import os
+from datetime import UTC, datetime
 
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.config import load_section
 from draftsmith.console import run_stage
 from draftsmith.registry.mlflow_store import PairStore
+from draftsmith.registry.overrides import as_of
 from draftsmith.registry.registration import carry_out
 from draftsmith.registry.settings import RegistryConfig
 from pipeline import CONFIG, REPORTS, ROOT
@@ -15,7 +17,7 @@ EXIT_BLOCKED = 3
 
 def main() -> int:
     store = PairStore(ROOT, load_section(CONFIG, "registry", RegistryConfig))
-    decision = read_json(REPORTS / "decision.json")
+    decision = as_of(read_json(REPORTS / "decision.json"), datetime.now(UTC).date())
     store.attach_decision(decision["version"], REPORTS / "decision.json", REPORTS / "report.html")
     report = carry_out(store, decision, is_experiment="DVC_EXP_NAME" in os.environ)
     write_json(REPORTS / "promotion.json", report)

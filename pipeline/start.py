@@ -3,9 +3,9 @@
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.config import load_section, load_value
 from draftsmith.console import run_stage
-from draftsmith.distillation.recipe import recipe_digest
+from draftsmith.distillation.recipe import recipe_digests
 from draftsmith.distillation.settings import DistillConfig
-from draftsmith.drafts.settings import StudentConfig
+from draftsmith.drafts.settings import RecipeConfig
 from draftsmith.drift.settings import DriftConfig
 from draftsmith.drift.start import StartConfig, start_report
 from draftsmith.registry.known import fetch_sources, known_pairs
@@ -17,13 +17,13 @@ from pipeline import CHAMPIONS, CONFIG, CORPUS, REPORTS, ROOT, START, TARGET
 def main() -> None:
     store = PairStore(ROOT, load_section(CONFIG, "registry", RegistryConfig))
     distill = load_section(CONFIG, "distill", DistillConfig)
-    recipes = load_value(CONFIG, "drafts", dict[str, StudentConfig])
-    digests = {name: recipe_digest(recipe, distill) for name, recipe in recipes.items()}
+    recipes = load_value(CONFIG, "drafts", dict[str, RecipeConfig])
+    drafts = sorted({item.pair.draft_digest for item in store.versions()})
+    digests = {name: recipe_digests(recipe, distill, drafts) for name, recipe in recipes.items()}
     corpus = read_json(CORPUS / "corpus.json")["digest"]
-    known = known_pairs(store, read_json(TARGET)["digest"], corpus, digests)
     report = start_report(
         digests,
-        known=known,
+        known=known_pairs(store, read_json(TARGET)["digest"], corpus, digests),
         incumbent=read_json(REPORTS / "incumbent.json"),
         config=load_section(CONFIG, "start", StartConfig),
         drift=load_section(CONFIG, "drift", DriftConfig),

@@ -22,7 +22,15 @@ from omegaconf.errors import OmegaConfBaseException
 from draftsmith.errors import ArtifactError, ConfigError
 from draftsmith.strict import build, convert, ill_typed, join, unknown
 
-__all__ = ["build", "check_agreement", "compose", "load_section", "load_value", "write_config"]
+__all__ = [
+    "RECIPE_NAME",
+    "build",
+    "check_agreement",
+    "compose",
+    "load_section",
+    "load_value",
+    "write_config",
+]
 
 T = TypeVar("T")
 
@@ -31,7 +39,7 @@ _RECIPE_SECTION = "drafts"
 _PROFILE_GROUP = "profile"
 _PARAMS_KEYS = ("groups", "recipes", "override")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_RECIPE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+RECIPE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 # What is measured must be there to be measured: values of the first key are among the second's.
 _AMONG = (
     ("evaluation.temperatures", "corpus.eval_temperatures"),
@@ -81,7 +89,7 @@ def load_section(config_path: Path, section: str, cls: type[T]) -> T:
 
 
 def compose(
-    params_path: Path, conf_dir: Path, *, schema: Mapping[str, type] | None = None
+    params_path: Path, conf_dir: Path, *, schema: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Compose the effective configuration: groups, then the profile, then `override`.
 
@@ -93,8 +101,9 @@ def compose(
     Args:
         params_path: params.yaml with `groups`, `recipes` and `override`.
         conf_dir: Folder of the groups; the recipes are the files of its folder `draft`.
-        schema: Dataclass by section; the one of `drafts` fits every recipe. Overlays of a section
-            without a dataclass may change only keys that its file has.
+        schema: Dataclass by section; the one of `drafts`, or a union of several, fits every
+            recipe. Overlays of a section without a dataclass may change only keys that its file
+            has.
 
     Returns:
         `{section: {...}, "drafts": {recipe: {...}}, "recipes": [...]}`: plain values,
@@ -271,7 +280,7 @@ def _choose_recipes(recipes: object, available: list[str]) -> list[str]:
         raise ill_typed("recipes", recipes, expected="a list with at least one draft recipe")
     for i, name in enumerate(recipes):
         path = f"recipes[{i}]"
-        _check_choice(path, name, available, folder=_RECIPE_GROUP, pattern=_RECIPE_NAME)
+        _check_choice(path, name, available, folder=_RECIPE_GROUP, pattern=RECIPE_NAME)
         if name in recipes[:i]:
             raise ill_typed(path, name, expected="every recipe once")
     return recipes
@@ -370,14 +379,14 @@ def _resolve(config: dict[str, Any]) -> dict[str, Any]:
     return typing.cast("dict[str, Any]", resolved)
 
 
-def _check_section(config: Mapping[str, Any], section: str, cls: type) -> None:
+def _check_section(config: Mapping[str, Any], section: str, form: object) -> None:
     if section not in config:
         raise unknown(section, section, config, kind="group", where="in conf/")
     if section != _RECIPE_SECTION:
-        build(cls, config[section], section)
+        convert(config[section], form, section)
         return
     for recipe, values in config[section].items():
-        build(cls, values, f"{section}.{recipe}")
+        convert(values, form, f"{section}.{recipe}")
 
 
 def _one_line(error: Exception) -> str:

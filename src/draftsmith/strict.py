@@ -27,7 +27,8 @@ def build(cls: type[T], mapping: Mapping[str, object], path: str) -> T:
     Args:
         cls: A dataclass whose fields are bool, int, float, str, `Literal`, `list[X]`,
             `tuple[X, ...]`, `dict[str, X]`, dataclasses, or unions of these and None. An int is
-            taken for a float; nothing else is converted.
+            taken for a float; nothing else is converted. Of several dataclasses in a union, the
+            first field says which: a `Literal` of its own.
         mapping: Plain values, as read from YAML.
         path: Dotted path of `mapping` in the configuration, for messages; may be empty.
 
@@ -104,10 +105,23 @@ def _convert_union(value: object, members: tuple[Any, ...], path: str) -> object
     nested = [member for member in candidates if dataclasses.is_dataclass(member)]
     if len(candidates) == 1 or (isinstance(value, Mapping) and len(nested) == 1):
         return convert(value, (nested or candidates)[0], path)
+    if isinstance(value, Mapping) and nested:
+        return convert(value, _tagged(value, nested, path), path)
     for member in exact + candidates:
         with contextlib.suppress(ConfigError):
             return convert(value, member, path)
     raise ill_typed(path, value, expected=" or ".join(_describe(member) for member in members))
+
+
+def _tagged(value: Mapping[str, object], members: Sequence[Any], path: str) -> object:
+    """The dataclass that the value's tag names, such as `family: student`."""
+    tag = dataclasses.fields(members[0])[0].name
+    by_choice = {
+        choice: member
+        for member in members
+        for choice in typing.get_args(typing.get_type_hints(member)[tag])
+    }
+    return by_choice[_convert_literal(value.get(tag), tuple(by_choice), join(path, tag))]
 
 
 def _convert_literal(value: object, choices: tuple[Any, ...], path: str) -> object:

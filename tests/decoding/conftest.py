@@ -10,29 +10,39 @@ import copy
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    GPTNeoXConfig,
+    GptOssConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 WINDOW = 8
+_EAGER = ("gemma2", "gpt_oss")  # what Transformers' sdpa would leave out
 _WEIGHT_SCALE = 8.0
 _DRAFT_NOISE = 0.05
 
 
 @dataclass(frozen=True)
 class Family:
-    """A target, a draft that is a noisy copy of it, and an untouched target under sdpa."""
+    """A target, a draft that is a noisy copy of it, and an untouched target of Transformers."""
 
     target: PreTrainedModel
     draft: PreTrainedModel
@@ -53,35 +63,45 @@ def _config(kind: str, vocab_size: int, max_positions: int) -> PretrainedConfig:
         "pad_token_id": None,
         "tie_word_embeddings": False,
     }
-    match kind:
-        case "llama":
-            return LlamaConfig(**plain)
-        case "qwen2":
-            return Qwen2Config(**plain)
-        case "qwen3":
-            return Qwen3Config(head_dim=8, **plain)
-        case "mistral":
-            return MistralConfig(sliding_window=WINDOW, **plain)
-        case "gemma3":
-            return Gemma3TextConfig(
-                head_dim=8,
-                query_pre_attn_scalar=8,
-                sliding_window=WINDOW,
-                layer_types=["sliding_attention", "full_attention"],
-                **plain,
-            )
-        case "gpt2":
-            return GPT2Config(
-                vocab_size=vocab_size,
-                n_embd=32,
-                n_layer=2,
-                n_head=4,
-                n_positions=max_positions,
-                bos_token_id=None,
-                eos_token_id=None,
-                tie_word_embeddings=False,
-            )
-    raise ValueError(kind)
+    if kind == "gpt2":
+        return GPT2Config(
+            vocab_size=vocab_size,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=max_positions,
+            bos_token_id=None,
+            eos_token_id=None,
+            tie_word_embeddings=False,
+        )
+    if kind == "gpt_neox":
+        del plain["num_key_value_heads"]
+    config_class, special = _CLASSES[kind]
+    return config_class(**plain, **special)
+
+
+_ALTERNATING = {
+    "head_dim": 8,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+_GEMMA = {"query_pre_attn_scalar": 8, **_ALTERNATING}
+_EXPERTS = {"num_experts_per_tok": 2, "head_dim": 8}
+_CLASSES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
+    "gemma2": (Gemma2Config, {"attn_logit_softcapping": 5.0, **_GEMMA}),
+    "gemma3": (Gemma3TextConfig, _GEMMA),
+    "gpt_neox": (GPTNeoXConfig, {}),
+    "gpt_oss": (GptOssConfig, {"num_local_experts": 4, **_EXPERTS, **_ALTERNATING}),
+    "granite": (GraniteConfig, {}),
+    "llama": (LlamaConfig, {}),
+    "mistral": (MistralConfig, {"sliding_window": WINDOW}),
+    "olmo2": (Olmo2Config, {}),
+    "phi3": (Phi3Config, {}),
+    "qwen2": (Qwen2Config, {}),
+    "qwen3": (Qwen3Config, {"head_dim": 8}),
+    "qwen3_moe": (Qwen3MoeConfig, {"num_experts": 4, "moe_intermediate_size": 32, **_EXPERTS}),
+    "smollm3": (SmolLM3Config, {}),
+}
 
 
 def _scale_matrices(model: PreTrainedModel, factor: float) -> None:
@@ -109,7 +129,8 @@ def _build(
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = _config(kind, vocab_size, max_positions)
-        reference = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+        attention = "eager" if kind in _EAGER else "sdpa"
+        reference = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
     _scale_matrices(reference, _WEIGHT_SCALE)
     # The decoder switches a model's attention through its configuration, so nothing may share one.
     return Family(copy.deepcopy(reference), _noisy_copy(reference, noise), reference)

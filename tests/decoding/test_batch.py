@@ -16,7 +16,7 @@ def row(name: str, token_ids: list[int], **params: float) -> Row:
 
 
 def batch(*rows: Row) -> Batch:
-    made = Batch(CPU)
+    made = Batch(CPU, vocab_size=64)
     for one in rows:
         made.append(one)
     return made

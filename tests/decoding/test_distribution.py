@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
+    MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -68,6 +70,20 @@ def test_temperature_top_k_and_top_p_equal_transformers_warpers():
         want = warped(logits[row], *parameters)
         assert (probs[row] > 0).equal(want > 0), parameters
         torch.testing.assert_close(probs[row], want, msg=str(parameters))
+
+
+@pytest.mark.parametrize("top_p", [0.8, 1.0])
+def test_min_p_equals_transformers_warper(top_p):
+    shares = [0.0, 0.02, 0.1, 0.5, 0.99]
+    logits = random_logits(len(shares))
+    parameters = [(0.8, 0, top_p)] * len(shares)
+    tensors = dataclasses.replace(sampling(parameters), min_p=torch.tensor(shares))
+    probs = distribution(logits, tensors).probs
+    for row, share in enumerate(shares):
+        scores = warped(logits[row], 0.8, 0, top_p).log()
+        want = (MinPLogitsWarper(share)(None, scores) if share else scores).softmax(-1)
+        assert (probs[row] > 0).equal(want > 0), share
+        torch.testing.assert_close(probs[row], want, msg=str(share))
 
 
 def test_tied_logits_share_the_probability_that_transformers_warpers_give_them():

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
-from collections import Counter
 
 import pytest
-import torch
-from scipy import stats
-from torch import nn
 from transformers import (
     LogitsProcessorList,
     TemperatureLogitsWarper,
@@ -22,12 +17,12 @@ from draftsmith.decoding import (
     DraftModelProposer,
     Engine,
     NoProposer,
-    PromptLookupProposer,
     Request,
     SamplingParams,
 )
 from draftsmith.decoding import acceptance as rule_module
 from draftsmith.decoding.trace import accepted_fraction
+from tests.decoding.laws import build_proposer, exact_law, p_value
 
 VOCAB = 8
 NUM_REQUESTS = 8000
@@ -43,51 +38,12 @@ def small(family):
 
 
 @pytest.fixture(scope="module")
-def exact_law(small):
-    """Probabilities of all continuations, in float64 and by Transformers' own warpers."""
+def law_of(small):
+    """Probabilities of all continuations of a length, by Transformers' own warpers."""
     warpers = LogitsProcessorList(
         [TemperatureLogitsWarper(TEMPERATURE), TopKLogitsWarper(TOP_K), TopPLogitsWarper(TOP_P)]
     )
-    model = copy.deepcopy(small.reference).double()
-
-    @functools.cache
-    @torch.inference_mode()
-    def law(num_new: int) -> dict[tuple[int, ...], float]:
-        found = {(): 1.0}
-        for _ in range(num_new):
-            inputs = torch.tensor([[*PROMPT, *prefix] for prefix in found])
-            logits = model(inputs, use_cache=False).logits[:, -1]
-            rows = warpers(None, logits).softmax(-1).tolist()
-            found = {
-                (*prefix, token): mass * share
-                for (prefix, mass), row in zip(found.items(), rows, strict=True)
-                for token, share in enumerate(row)
-                if share > 0
-            }
-        return found
-
-    return law
-
-
-def trimmed(model) -> DraftModelProposer:
-    """A draft that knows five of the eight tokens."""
-    token_ids = torch.tensor([6, 1, 4, 0, 3])
-    draft = copy.deepcopy(model)
-    weight = draft.lm_head.weight[token_ids].clone()
-    draft.lm_head = nn.Linear(32, len(token_ids), bias=False)
-    draft.lm_head.weight = nn.Parameter(weight)
-    return DraftModelProposer(draft, token_ids)
-
-
-def build_proposer(kind: str, small):
-    match kind:
-        case "draft":
-            return DraftModelProposer(small.draft)
-        case "trimmed":
-            return trimmed(small.draft)
-        case "lookup":
-            return PromptLookupProposer()
-    return NoProposer()
+    return functools.cache(lambda num_new: exact_law(small.reference, PROMPT, num_new, warpers))
 
 
 def sampled(small, kind: str, draft_length: int, num_new: int):
@@ -100,21 +56,6 @@ def sampled(small, kind: str, draft_length: int, num_new: int):
     return engine.generate(requests)
 
 
-def p_value(results, law: dict[tuple[int, ...], float]) -> float:
-    """Chi-square of the observed continuations against `law`, rare ones pooled."""
-    counts = Counter(tuple(result.token_ids) for result in results)
-    assert set(counts) <= set(law), "a continuation that the target cannot produce"
-    frequent = [tokens for tokens, mass in law.items() if mass * len(results) >= 5]
-    observed = [counts[tokens] for tokens in frequent]
-    expected = [law[tokens] * len(results) for tokens in frequent]
-    rest = len(results) - sum(expected)
-    if rest >= 5:
-        observed.append(len(results) - sum(observed))
-        expected.append(rest)
-    scale = sum(observed) / sum(expected)
-    return float(stats.chisquare(observed, [e * scale for e in expected]).pvalue)
-
-
 @pytest.mark.parametrize(
     ("kind", "draft_length", "num_new"),
     [
@@ -124,14 +65,16 @@ def p_value(results, law: dict[tuple[int, ...], float]) -> float:
         ("draft", 3, 4),
         ("trimmed", 3, 3),
         ("lookup", 3, 3),
+        ("lookup_first", 3, 4),
+        ("lookup_first_trimmed", 3, 3),
         ("none", 0, 3),
     ],
 )
-def test_continuations_follow_the_targets_exact_law(small, exact_law, kind, draft_length, num_new):
+def test_continuations_follow_the_targets_exact_law(small, law_of, kind, draft_length, num_new):
     results = sampled(small, kind, draft_length, num_new)
     if kind != "none":
         assert 0.1 < accepted_fraction([r.trace for r in results]) < 0.9
-    assert p_value(results, exact_law(num_new)) > SIGNIFICANCE
+    assert p_value(results, law_of(num_new)) > SIGNIFICANCE
 
 
 def _target_as_residual(p, _q):
@@ -143,19 +86,19 @@ def _softmax_residual(p, q):
 
 
 @pytest.mark.parametrize("wrong", [_target_as_residual, _softmax_residual])
-def test_the_test_has_the_power_to_see_a_wrong_residual(small, exact_law, monkeypatch, wrong):
+def test_the_test_has_the_power_to_see_a_wrong_residual(small, law_of, monkeypatch, wrong):
     monkeypatch.setattr(rule_module, "residual", wrong)
     results = sampled(small, "draft", 3, 3)
-    law = exact_law(3)
+    law = law_of(3)
     is_possible = {tuple(result.token_ids) for result in results} <= set(law)
     assert not is_possible or p_value(results, law) < 1e-9
 
 
-def test_the_test_has_the_power_to_see_an_untruncated_law(small, exact_law):
+def test_the_test_has_the_power_to_see_an_untruncated_law(small, law_of):
     params = SamplingParams(max_new_tokens=2, temperature=TEMPERATURE)
     requests = [Request(str(i), PROMPT, params) for i in range(NUM_REQUESTS)]
     results = Engine(small.target, NoProposer(), max_rows=2000, draft_length=0).generate(requests)
-    assert not {tuple(result.token_ids) for result in results} <= set(exact_law(2))
+    assert not {tuple(result.token_ids) for result in results} <= set(law_of(2))
 
 
 # ------------------------------------------------------------------- neighbours, seeds, ids

@@ -10,6 +10,7 @@ from draftsmith.decoding.batch import Batch, Row
 from draftsmith.decoding.distribution import Dense, OneHot
 from draftsmith.decoding.proposers import (
     DraftModelProposer,
+    LookupFirstProposer,
     NoProposer,
     PromptLookupProposer,
     empty_proposal,
@@ -26,7 +27,7 @@ def inference():
 
 
 def batch_of(*prompts: list[int], temperature: float = 0.0) -> Batch:
-    batch = Batch(torch.device("cpu"))
+    batch = Batch(torch.device("cpu"), vocab_size=64)
     params = SamplingParams(max_new_tokens=40, temperature=temperature)
     for index, prompt in enumerate(prompts):
         batch.append(Row(Request(str(index), list(prompt), params), list(prompt)))
@@ -178,3 +179,46 @@ def test_a_trimmed_draft_proposes_ids_of_the_target(llama, temperature):
         want = (logits / temperature).softmax(-1)
         torch.testing.assert_close(proposal.drawn_from.probs[0], want, rtol=1e-3, atol=1e-5)
         assert proposal.drawn_from.token_ids.equal(token_ids)
+
+
+REPEATING = [3, 9, 4, 1, 50, 3, 9]  # "3 9" went on with 4 1 50
+PLAIN = [5, 6, 11]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_rows_that_repeat_themselves_copy_and_the_others_ask_the_draft(llama, temperature):
+    draft = DraftModelProposer(copy.deepcopy(llama.reference))
+    batch = batch_of(REPEATING, PLAIN, temperature=temperature)
+    proposal = admitted(LookupFirstProposer(draft, 2), batch).propose(batch, [5, 5])
+    assert proposal.from_text == {0}
+    assert proposal.counts.tolist() == [5, 2]
+    assert proposal.tokens[0].tolist() == [4, 1, 50, 3, 9]
+    logits = teacher_forced(llama.reference, PLAIN, proposal.tokens[1, :2].tolist())
+    if temperature == 0:
+        assert proposal.tokens[1, :2].equal(logits.argmax(-1))
+        return
+    probs = proposal.drawn_from.probs
+    assert probs[0].gather(-1, proposal.tokens[0, :, None]).tolist() == [[1.0]] * 5
+    torch.testing.assert_close(probs[1, :2], (logits / 0.8).softmax(-1), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_accepted", [0, 2, 5])
+def test_the_draft_catches_up_with_what_was_copied(llama, follow, num_accepted):
+    draft = DraftModelProposer(copy.deepcopy(llama.reference))
+    batch = batch_of(REPEATING, PLAIN)
+    proposer = admitted(LookupFirstProposer(draft, 3), batch)
+    proposal = proposer.propose(batch, [5, 5])
+    batch.rows[0].token_ids += [*proposal.tokens[0, :num_accepted].tolist(), 60]
+    batch.rows[1].token_ids += [int(proposal.tokens[1, 0]), 61]
+    proposer.observe(batch)
+    again = proposer.propose(batch, [3, 3])
+    assert again.from_text == frozenset()
+    assert again.tokens.tolist() == [follow(row.token_ids) for row in batch.rows]
+
+
+def test_a_batch_of_repetitions_asks_no_draft(llama):
+    batch = batch_of(REPEATING, [8, 7, 2, 8, 7], temperature=0.8)
+    proposer = admitted(LookupFirstProposer(DraftModelProposer(llama.draft), 2), batch)
+    proposal = proposer.propose(batch, [4, 4])
+    assert isinstance(proposal.drawn_from, OneHot)
+    assert (proposal.from_text, proposal.counts.tolist()) == ({0, 1}, [4, 3])

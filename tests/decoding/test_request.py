@@ -21,6 +21,14 @@ from draftsmith.errors import DecodingError
         ("top_p", 0.0),
         ("top_p", 1.01),
         ("top_p", math.nan),
+        ("min_p", -0.1),
+        ("min_p", 1.0),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.inf),
+        ("presence_penalty", math.nan),
+        ("frequency_penalty", math.inf),
+        ("min_new_tokens", -1),
+        ("min_new_tokens", 5),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(name, value):
@@ -38,6 +46,11 @@ def test_a_value_out_of_range_is_refused_by_name(name, value):
         {"top_k": 1 << 40},
         {"top_p": 1.0},
         {"top_p": 1e-9},
+        {"min_p": 0.0},
+        {"repetition_penalty": 0.5},
+        {"presence_penalty": -2.0},
+        {"frequency_penalty": -2.0},
+        {"min_new_tokens": 4},
     ],
 )
 def test_the_ends_of_the_ranges_are_allowed(values):
@@ -45,8 +58,8 @@ def test_the_ends_of_the_ranges_are_allowed(values):
 
 
 def test_unknown_parameters_are_refused_rather_than_ignored():
-    with pytest.raises(TypeError, match="repetition_penalty"):
-        SamplingParams(max_new_tokens=4, repetition_penalty=1.2)
+    with pytest.raises(TypeError, match="length_penalty"):
+        SamplingParams(max_new_tokens=4, length_penalty=1.2)
 
 
 def test_defaults_are_greedy_and_untruncated():

@@ -86,3 +86,12 @@ def test_positions_beyond_those_asked_for_are_left_out():
 
 def test_a_round_is_a_target_forward():
     assert trace((2, 1, 2), (0, 0, 1)).num_rounds == 2
+
+
+def test_rounds_that_were_copied_from_the_text_are_counted_apart():
+    trace = Trace()
+    trace.record(drafted=2, accepted=1, committed=2)
+    trace.record(drafted=3, accepted=3, committed=4, from_text=True)
+    assert position_counts([trace], 3).accepted == [1, 0, 0]
+    assert position_counts([trace], 3, from_text=True).accepted == [1, 1, 1]
+    assert block_efficiency([trace]) == 3

@@ -59,9 +59,9 @@ def make_pair():
 
 @pytest.fixture
 def make_recorded(make_record, make_pair):
-    def make(mean=0.5, *, seed=0, version="1", draft="d1", pair="p1", live_drift=False):
-        record = make_record(mean, seed=seed, draft=draft, pair=pair)
-        registered = make_pair(version, draft=draft, pair=pair, live_drift=live_drift)
-        return Recorded(registered, record)
+    def make(mean=0.5, *, seed=0, version="1", benchmark=None, **pair):
+        pair = {"draft": "d1", "pair": "p1"} | pair
+        record = make_record(mean, seed=seed, draft=pair["draft"], pair=pair["pair"])
+        return Recorded(make_pair(version, **pair), record, benchmark)
 
     return make

@@ -4,11 +4,8 @@ import numpy as np
 import pytest
 
 from draftsmith.drift.comparison import compare, compare_domains, holm, shrink
-from draftsmith.drift.incumbent import judge as judge_incumbent
-from draftsmith.drift.verdict import judge as judge_drift
 from draftsmith.errors import EvidenceError
 
-NUM_TRIALS = 200
 NUM_DOMAIN_TRIALS = 120
 NUM_PROMPTS = 200
 NUM_DOMAINS = 6
@@ -26,40 +23,6 @@ def simulate(seed, *, drop=0.0, spread=0.06, num_prompts=NUM_PROMPTS):
 
 def domains_of(prompts):
     return {name: f"domain-{index % NUM_DOMAINS}" for index, name in enumerate(prompts)}
-
-
-@pytest.fixture(scope="module")
-def unchanged():
-    """Comparisons of drafts that did not change, over many simulated runs."""
-    return [compare(*simulate(trial), seed=trial) for trial in range(NUM_TRIALS)]
-
-
-def test_the_pooled_interval_excludes_zero_about_as_rarely_as_it_says(unchanged):
-    alarms = sum(result.high < 0 or result.low > 0 for result in unchanged)
-    assert alarms / NUM_TRIALS <= 0.09
-
-
-def test_a_drop_of_two_points_over_two_hundred_prompts_is_found():
-    found = sum(
-        compare(*simulate(trial, drop=0.02), seed=trial).high < 0 for trial in range(NUM_TRIALS)
-    )
-    assert found / NUM_TRIALS >= 0.97
-
-
-def test_an_unchanged_draft_is_matched_and_passes_at_the_default_settings(config, unchanged):
-    matched = sum(judge_incumbent(result, config) == "matched" for result in unchanged)
-    passed = sum(judge_drift(result, config) == "pass" for result in unchanged)
-    drifted = sum(judge_incumbent(result, config) == "drifted" for result in unchanged)
-    assert matched / NUM_TRIALS >= 0.97
-    assert passed / NUM_TRIALS >= 0.97
-    assert drifted / NUM_TRIALS <= 0.01
-
-
-def test_a_drop_beyond_the_margin_is_drift_for_both_rules(config):
-    for trial in range(50):
-        result = compare(*simulate(trial, drop=0.04), seed=trial)
-        assert judge_incumbent(result, config) == "drifted"
-        assert judge_drift(result, config) == "drifted"
 
 
 def test_pairing_finds_what_independent_samples_would_hide():
@@ -123,20 +86,6 @@ def test_flags_of_many_domains_raise_no_more_false_alarms_than_one(config):
         results = compare_domains(before, after, domains=domains, seed=trial, config=config)
         alarms += any(result.flag for result in results.values())
     assert alarms / NUM_DOMAIN_TRIALS <= 0.08
-
-
-def test_the_one_domain_that_fell_is_flagged_and_no_other(config):
-    hits, false_alarms = 0, 0
-    for trial in range(NUM_DOMAIN_TRIALS):
-        before, after = simulate(trial)
-        domains = domains_of(before)
-        for name, domain in domains.items():
-            after[name] -= 0.08 if domain == "domain-3" else 0.0
-        results = compare_domains(before, after, domains=domains, seed=trial, config=config)
-        hits += results["domain-3"].flag
-        false_alarms += any(result.flag for name, result in results.items() if name != "domain-3")
-    assert hits / NUM_DOMAIN_TRIALS >= 0.97
-    assert false_alarms / NUM_DOMAIN_TRIALS <= 0.09
 
 
 def test_a_significant_drop_within_the_margin_is_not_flagged(config):

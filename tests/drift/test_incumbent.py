@@ -6,6 +6,8 @@ import pytest
 
 from draftsmith.drift.comparison import Comparison
 from draftsmith.drift.incumbent import identity_changes, incumbent_report, judge
+from draftsmith.drift.prediction import predicted_tau
+from draftsmith.drift.wording import target_reasons
 from draftsmith.errors import EvidenceError
 
 
@@ -119,3 +121,95 @@ def test_identity_changes_name_exactly_the_components_that_differ():
     new = old | {"weights_digest": "z", "chat_template_digest": "t", "digest": "y"}
     assert identity_changes(old, new) == ["weights", "chat_template"]
     assert identity_changes(old, old | {"digest": "y"}) == []
+
+
+BENCHMARK = {
+    "draft_length": 2,
+    "temperature": 0.0,
+    "cost": {"target_step_ms": 50.0, "draft_step_ms": 5.0, "verify_ms": {"1": 50.0, "3": 55.0}},
+    "device": {"name": "A CPU", "torch": "2.12.0", "transformers": "5.20.0"},
+}
+
+
+@pytest.fixture
+def report_of(config, make_record, make_recorded):
+    def make(*, changed=("weights",), benchmark=BENCHMARK, packages=None, rename=0, **pair):
+        measured = make_record(0.45, seed=2)
+        measured["packages"] = packages or {}
+        for prompt in measured["prompts"][:rename]:
+            prompt["prompt_id"] += "-new"
+        incumbent = make_recorded(0.5, seed=1, benchmark=benchmark, **pair)
+        return incumbent_report(incumbent, measured, changed=changed, config=config, seed=0)
+
+    return make
+
+
+def test_tau_and_speedup_are_predicted_from_alpha_and_say_so(report_of):
+    report = report_of()
+    predicted, pooled = report["predicted"], report["pooled"]
+    assert predicted["tau"]["reference"] == pytest.approx(1 + pooled["reference"] + 0.27, abs=0.02)
+    round_cost = (2 * 5.0 + 55.0) / 50.0
+    for key in ("proposed", "reference", "change", "low", "high"):
+        assert predicted["speedup"][key] == pytest.approx(predicted["tau"][key] / round_cost)
+    assert predicted["tau"]["high"] < 0
+    (sentence,) = [reason for reason in report["reasons"] if reason.startswith("Predicted")]
+    assert f"{predicted['tau']['proposed']:.3f}" in sentence
+    assert f"{predicted['speedup']['proposed']:.2f}" in sentence
+    assert "A CPU" in sentence
+    json.dumps(report, allow_nan=False)
+
+
+def test_no_speedup_is_predicted_at_a_temperature_without_measured_costs(report_of):
+    report = report_of(benchmark=BENCHMARK | {"temperature": 0.7})
+    assert report["predicted"]["tau"]["num_prompts"] == 200
+    assert report["predicted"]["speedup"] is None
+    assert report_of(benchmark=None)["predicted"] is None
+
+
+def test_a_constant_acceptance_rate_gives_the_geometric_sum():
+    assert predicted_tau(0.0, 4) == 1.0
+    assert predicted_tau(1.0, 4) == 5.0
+    assert predicted_tau(0.5, 2) == pytest.approx(1.75)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (["weights"], "What changed in the target: weights."),
+        (
+            ["weights", "chat_template", "generation_config"],
+            "What changed in the target: weights, chat template and generation config.",
+        ),
+        (["chat_template"], "What changed in the target: chat template; its weights are the same."),
+        (["dtype"], "What changed in the target: dtype; its weights are the same."),
+    ],
+)
+def test_the_reasons_tell_apart_what_changed_in_the_target(report_of, changed, sentence):
+    assert sentence in report_of(changed=changed)["reasons"]
+    assert target_reasons([]) == []
+
+
+def test_another_engine_version_is_told_from_a_changed_target(report_of):
+    report = report_of(
+        packages={"torch": "2.13.0", "transformers": "5.20.0", "draftsmith": "0.2.0"}
+    )
+    assert report["engine"] == {"torch": ["2.12.0", "2.13.0"]}
+    (sentence,) = [reason for reason in report["reasons"] if "engine version" in reason]
+    assert "torch 2.12.0 to 2.13.0" in sentence
+    assert "transformers" not in sentence
+    same = report_of(packages={"torch": "2.12.0", "transformers": "5.20.0"})
+    assert same["engine"] == {}
+    assert not any("engine" in reason for reason in same["reasons"])
+
+
+def test_the_version_of_draftsmith_counts_where_the_record_states_it(report_of):
+    stated = BENCHMARK | {"packages": {"draftsmith": "0.1.0", "torch": "2.12.0", "dvc": "3.6"}}
+    report = report_of(benchmark=stated, packages={"draftsmith": "0.2.0", "dvc": "3.7"})
+    assert report["engine"] == {"draftsmith": ["0.1.0", "0.2.0"]}
+
+
+def test_prompts_that_came_and_went_are_told_from_a_changed_target(report_of):
+    report = report_of(rename=15)
+    assert report["prompts"] == {"common": 185, "new": 15, "gone": 15}
+    assert any("15 of today's are not in the record" in reason for reason in report["reasons"])
+    assert not any("prompts changed" in reason for reason in report_of()["reasons"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 
 import pytest
@@ -25,7 +26,7 @@ def incumbent(make_pair):
 def start(config):
     def run(incumbent, *, known=None, action="auto", recipes=("small",), on_match="reuse"):
         return start_report(
-            {name: f"settings of {name}" for name in recipes},
+            {name: [f"settings of {name}", f"{name} from d3"] for name in recipes},
             known=known or {},
             incumbent=incumbent,
             config=StartConfig(action),
@@ -55,9 +56,22 @@ def test_a_matched_incumbent_is_reused(start, incumbent):
     assert (decision["action"], decision["source_pair_digest"]) == ("reuse", "p7")
 
 
+def test_a_matched_incumbent_is_trained_on_where_the_configuration_wants_that(start, incumbent):
+    decision = start(incumbent(), on_match="warm_start")["small"]
+    source = (decision["source_pair_digest"], decision["source_version"])
+    assert (decision["action"], *source) == ("warm_start", "p7", "7")
+
+
+def test_a_warm_started_incumbent_of_the_same_settings_is_no_other_recipe(start, incumbent):
+    for on_match in ("reuse", "warm_start"):
+        decision = start(incumbent(settings="small from d3"), on_match=on_match)["small"]
+        assert decision["action"] == on_match
+
+
+@pytest.mark.parametrize("on_match", ["reuse", "warm_start"])
 @pytest.mark.parametrize("verdict", ["drifted", "unknown"])
-def test_any_other_verdict_retrains(start, incumbent, verdict):
-    decision = start(incumbent(verdict))["small"]
+def test_any_other_verdict_retrains(start, incumbent, verdict, on_match):
+    decision = start(incumbent(verdict), on_match=on_match)["small"]
     assert (decision["action"], decision["source_pair_digest"]) == ("retrain", None)
 
 
@@ -80,26 +94,33 @@ def test_retrain_overrules_known_and_matched(start, incumbent, make_pair):
     assert start(incumbent(), known=known, action="retrain")["small"]["action"] == "retrain"
 
 
-def test_reuse_overrules_a_drifted_verdict(start, incumbent):
-    decision = start(incumbent("drifted"), action="reuse")["small"]
-    assert (decision["action"], decision["source_version"]) == ("reuse", "7")
+@pytest.mark.parametrize("action", ["reuse", "warm_start"])
+def test_a_forced_start_overrules_a_drifted_verdict_and_a_known_pair(
+    start, incumbent, make_pair, action
+):
+    known = {"small": make_pair("3")}
+    decisions = start(incumbent("drifted"), known=known, action=action, recipes=("small", "large"))
+    assert (decisions["small"]["action"], decisions["small"]["source_version"]) == (action, "7")
+    assert decisions["large"]["action"] == "retrain"
 
 
-def test_reuse_without_a_usable_draft_is_an_error(start, incumbent):
+@pytest.mark.parametrize("action", ["reuse", "warm_start"])
+def test_a_forced_start_without_a_usable_draft_is_an_error(start, incumbent, action):
     with pytest.raises(EvidenceError, match="no promoted pair"):
-        start(None, action="reuse")
+        start(None, action=action)
     with pytest.raises(EvidenceError, match="recipe other"):
-        start(incumbent(recipe="other"), action="reuse")
+        start(incumbent(recipe="other"), action=action)
     with pytest.raises(EvidenceError, match="tokenizer"):
-        start(incumbent("drifted", changed=["tokenizer"]), action="reuse")
+        start(incumbent("drifted", changed=["tokenizer"]), action=action)
     with pytest.raises(EvidenceError, match="shape"):
-        start(incumbent("drifted", changed=["weights", "shape"]), action="reuse")
+        start(incumbent("drifted", changed=["weights", "shape"]), action=action)
 
 
 def test_no_reason_holds_a_measured_number_so_that_measuring_again_retrains_nothing(
     start, incumbent, make_pair
 ):
-    for verdict in ("matched", "drifted", "unknown"):
-        for known in ({}, {"small": make_pair("3")}, {"small": make_pair("3", live_drift=True)}):
-            reason = start(incumbent(verdict), known=known)["small"]["reason"]
-            assert not re.search(r"\d\.\d", reason)
+    knowns = ({}, {"small": make_pair("3")}, {"small": make_pair("3", live_drift=True)})
+    cases = itertools.product(("matched", "drifted", "unknown"), knowns, ("reuse", "warm_start"))
+    for verdict, known, on_match in cases:
+        decision = start(incumbent(verdict), known=known, on_match=on_match)["small"]
+        assert not re.search(r"\d\.\d", decision["reason"])

@@ -1,4 +1,4 @@
-"""A project in a temporary folder: the working tree, a tiny trained target, DVC and MLflow."""
+"""A project in a temporary folder: the working tree, a trained target, real DVC and MLflow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,64 +18,35 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import tiny_target
+from tests.end_to_end.warm_python import write_shim
+from tests.end_to_end.worlds import WORLDS, World
 
 REPOSITORY = Path(__file__).parents[2]
-OVERRIDE: dict[str, Any] = {
-    "target": {"name": "tiny"},
-    "corpus": {
-        "eval_fraction": 0.4,
-        "eval_temperatures": [0.0],
-        "max_new_tokens": 32,
-        "min_eval_prompts": 40,
-        "batch_size": 32,
-    },
-    "distill": {
-        "steps": 150,
-        "batch_size": 8,
-        "warmup_steps": 20,
-        "mixed_precision": "no",
-        "checkpoint_steps": 100,
-    },
-    "drafts": {"student": {"vocabulary_size": 256}},
-    "evaluation": {
-        "temperatures": [0.0],
-        "decoding_prompts": 32,
-        "max_new_tokens": 24,
-        "self_test_tokens": 16,
-        "draft_length": 3,
-        "exact_prompts": 8,
-    },
-    "benchmark": {
-        "max_draft_length": 3,
-        "calibration_prompts": 3,
-        "calibration_tokens": 12,
-        "prompts": 8,
-        "max_new_tokens": 16,
-        "assisted_lengths": [2],
-        "batch_sizes": [1, 4],
-        "batch_tokens": 12,
-        "repeats": 3,
-    },
-    # The small world is learnt almost perfectly, so a tenth is a small loss here.
-    "drift": {"min_prompts": 40, "margin": 0.1},
-    # A model of half a megabyte gains nothing from speculation: speed is measured, not required.
-    "gate": {"min_speedup": 0.01, "min_prompts": 4, "min_alpha": 0.2},
-    "registry": {"name": "tiny-pair"},
-}
+_START_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Project:
-    """A checkout in which stages can be run."""
+    """A checkout in which stages can be run.
+
+    Attributes:
+        root: Its folder.
+        world: Target, updates and budgets.
+        shims: Folder of a `python` that starts at once; used as soon as its server listens.
+    """
 
     root: Path
+    world: World
+    shims: Path
+
+    @property
+    def address(self) -> Path:
+        """Socket of the server behind the shim."""
+        return self.shims / "socket"
 
     def configure(self, **sections: Mapping[str, Any]) -> None:
         """Write params.yaml: the small budgets, with keys of `sections` over them."""
-        override = copy.deepcopy(OVERRIDE)
-        source = {"kind": "jsonl", "path": str(self.root / "prompts.jsonl")}
-        override["corpus"]["sources"] = [source]
+        override = copy.deepcopy(self.world.override)
         for name, keys in sections.items():
             override.setdefault(name, {}).update(keys)
         params = {
@@ -92,7 +65,7 @@ class Project:
             capture_output=True,
             text=True,
             check=False,
-            timeout=500,
+            timeout=self.world.timeout_s,
         )
 
     @property
@@ -101,8 +74,11 @@ class Project:
         inherited = {
             key: value for key, value in os.environ.items() if not key.startswith("MLFLOW")
         }
+        folders = [str(Path(sys.executable).parent), os.environ["PATH"]]
+        if self.address.exists():
+            folders.insert(0, str(self.shims))
         return inherited | {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join(folders),
             "PYTHONPATH": str(self.root / "src"),
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "DVC_NO_ANALYTICS": "true",
@@ -118,26 +94,27 @@ class Project:
 
     def cli(self, *arguments: str) -> Any:
         """The JSON that `draftsmith ... --json` prints."""
-        done = self.run("draftsmith", *arguments, "--json")
+        done = self.run("python", "-m", "draftsmith.cli", *arguments, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="package")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints `home` and `away`: a trained target and a heavy fine-tune of it."""
+def world(request: pytest.FixtureRequest) -> World:
+    return WORLDS[request.config.getoption("--world")]
+
+
+@pytest.fixture(scope="package")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
+    """Folder of checkpoints, the world's target in `home`."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    tokenizer = tiny_target.make_tokenizer()
-    model = tiny_target.make_model(tokenizer)
-    for style in ("home", "away"):
-        tiny_target.train(model, tokenizer, style, steps=200)
-        tiny_target.save(model, tokenizer, folder / style)
+    world.make_target(folder / "home")
     return folder
 
 
 @pytest.fixture(scope="package")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The working tree under a Git of its own, with the small world's prompts."""
+def project(tmp_path_factory: pytest.TempPathFactory, world: World) -> Iterator[Project]:
+    """The working tree under a Git of its own."""
     root = tmp_path_factory.mktemp("project")
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"],
@@ -151,10 +128,32 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
         if source.is_file() and not name.startswith(("reports/", "build/", "dvc.lock")):
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, destination)
-    tiny_target.write_prompts(root / "prompts.jsonl")
-    made = Project(root)
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "start"]):
-        identity = ["-c", "user.name=test", "-c", "user.email=test@example.invalid"]
-        done = made.run("git", *identity, *command)
-        assert done.returncode == 0, done.stderr
-    return made
+    world.write_prompts(root / "prompts.jsonl")
+    with tempfile.TemporaryDirectory() as shims:  # a socket's path must be short
+        made = Project(root, world, Path(shims))
+        for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "start"]):
+            identity = ["-c", "user.name=test", "-c", "user.email=test@example.invalid"]
+            done = made.run("git", *identity, *command)
+            assert done.returncode == 0, done.stderr
+        yield made
+
+
+@pytest.fixture(scope="package")
+def warm(project: Project) -> Iterator[Project]:
+    """The project with stages that start at once."""
+    write_shim(project.shims / "python", str(project.address))
+    server = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("warm_python.py"), project.address],
+        cwd=project.root,
+        env=project.environment,
+    )
+    try:
+        deadline = time.monotonic() + _START_SECONDS
+        while not project.address.exists():
+            assert server.poll() is None, "the server of the shim ended"
+            assert time.monotonic() < deadline, "the server of the shim did not start"
+            time.sleep(0.1)
+        yield project
+    finally:
+        server.kill()
+        server.wait()

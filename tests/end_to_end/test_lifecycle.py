@@ -1,25 +1,26 @@
-"""One real chain on a tiny trained target: promote, settle, block, promote again, point back, load.
+"""A pair's life on one trained target: promote, settle, reuse, block, distil again, point back.
 
-The tests of this module are steps of one story and run in their order.
+The tests of this module are steps of one story and run in their order. Each begins with what the
+step before left; the first runs as a user's would, the others with stages that start at once.
 """
 
 from __future__ import annotations
 
 import copy
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from draftsmith.artifacts import digest_directory
+from draftsmith.artifacts import digest_directory, read_json
 from draftsmith.corpus.dataset import read_split
 from draftsmith.drafts.checkpoint import LoadedDraft, load_draft
 from draftsmith.drafts.student import empty_student
 from draftsmith.evaluation.acceptance import teacher_forced_alpha
 from draftsmith.targets.loading import load_by_digest
 from tests.end_to_end.conftest import Project
+from tests.end_to_end.worlds import Update, with_other_template, with_other_tokenizer
 
 EXIT_REPRO_FAILED = 255
 EXIT_BLOCKED = 3
@@ -35,14 +36,32 @@ def _aliases(project: Project) -> dict[str, list[str]]:
     return {pair["version"]: pair["aliases"] for pair in project.cli("pairs")}
 
 
+def _start(project: Project) -> tuple[str, str | None]:
+    decided = project.report("build/start.json")["recipes"]["student"]
+    return decided["action"], decided["source_version"]
+
+
 def _point_at(project: Project, checkpoint: Path, **sections: dict[str, object]) -> None:
     project.configure(target={"source": str(checkpoint)}, **sections)
 
 
+def _succeeds(project: Project, *arguments: str) -> None:
+    done = project.repro(*arguments)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+
+
+def _update(project: Project, checkpoints: Path, kind: Update) -> Path:
+    """The checkpoint of an update; made from the target and its corpus when first asked for."""
+    folder = checkpoints / kind
+    if not folder.exists():
+        corpus = project.root / "data/corpus"
+        project.world.make_update(kind, target=checkpoints / "home", corpus=corpus, folder=folder)
+    return folder
+
+
 def test_the_first_run_ends_with_a_champion(project: Project, checkpoints: Path) -> None:
     _point_at(project, checkpoints / "home")
-    done = project.repro()
-    assert done.returncode == 0, done.stderr[-3000:]
+    _succeeds(project)
     assert _aliases(project) == {"1": ["challenger", "champion"]}
     assert project.report("reports/promotion.json")["promoted"] is True
     assert project.report("reports/evaluation.json")["recipes"]["student"]["losslessness"]["holds"]
@@ -60,88 +79,132 @@ def test_a_random_draft_is_rarely_accepted_so_the_draft_did_learn(project: Proje
         by_prompt = teacher_forced_alpha(target.model, draft, rollouts, temperature=0.0)
         return sum(entry.alpha for entry in by_prompt.values()) / len(by_prompt)
 
-    assert alpha(LoadedDraft(random, trained.token_ids, trained.manifest)) < 0.2
-    assert alpha(trained) > 0.5
+    assert alpha(LoadedDraft(random, trained.token_ids, trained.manifest)) < min(
+        0.2, project.world.least_alpha / 2
+    )
+    assert alpha(trained) > project.world.least_alpha
 
 
-def test_a_second_run_changes_nothing(project: Project) -> None:
-    before = digest_directory(project.root / "models/drafts")
-    metrics = project.report("reports/metrics/evaluation.json")
-    done = project.repro()
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert digest_directory(project.root / "models/drafts") == before
-    assert project.report("reports/metrics/evaluation.json") == metrics
-    assert _aliases(project) == {"1": ["challenger", "champion"]}
+def test_a_second_run_changes_nothing(warm: Project) -> None:
+    before = digest_directory(warm.root / "models/drafts")
+    metrics = warm.report("reports/metrics/evaluation.json")
+    _succeeds(warm)
+    assert digest_directory(warm.root / "models/drafts") == before
+    assert warm.report("reports/metrics/evaluation.json") == metrics
+    assert _aliases(warm) == {"1": ["challenger", "champion"]}
 
 
-def test_the_champion_generates_what_the_target_says(project: Project) -> None:
-    answer = project.cli("generate", "models:/tiny-pair@champion", "where does the red fox go?")
-    assert answer["text"].startswith("the ")
+def test_the_champion_generates_what_the_target_says(warm: Project) -> None:
+    question = warm.world.question
+    answer = warm.cli("generate", "models:/story-pair@champion", question)
+    assert answer["text"].startswith(warm.world.answer_start)
     assert answer["block_efficiency"] > 1
-    script = (
-        "import mlflow; model = mlflow.pyfunc.load_model('models:/tiny-pair@champion');"
-        "print(model.predict(['where does the red fox go?'])[0])"
+    script = warm.root / "predict.py"
+    script.write_text(
+        "import os, sys, mlflow\n"
+        "os.environ['MLFLOW_TRACKING_URI'] = f'sqlite:///{os.getcwd()}/mlflow.db'\n"
+        "model = mlflow.pyfunc.load_model('models:/story-pair@champion')\n"
+        "print(model.predict(sys.argv[1:])[0])\n",
+        encoding="utf-8",
     )
-    environment_uri = (
-        f"import os; os.environ['MLFLOW_TRACKING_URI']='sqlite:///{project.root}/mlflow.db';"
-    )
-    done = project.run(sys.executable, "-c", environment_uri + script)
+    done = warm.run("python", "-m", "predict", question)
+    script.unlink()
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip().splitlines()[-1] == answer["text"].strip()
+    assert answer["text"].strip() in done.stdout
 
 
-def test_a_stale_draft_forced_on_a_new_target_is_blocked(
-    project: Project, checkpoints: Path
+def test_a_light_update_keeps_the_draft_and_trains_nothing(
+    warm: Project, checkpoints: Path
 ) -> None:
-    _point_at(project, checkpoints / "away", start={"action": "reuse"})
-    done = project.repro()
-    assert done.returncode == EXIT_REPRO_FAILED
-    assert project.run(sys.executable, "-m", "pipeline.promote").returncode == EXIT_BLOCKED
-    checks = _checks(project)
-    assert project.report("reports/incumbent.json")["verdict"] == "drifted"
+    draft = read_json(warm.root / "models/drafts/student/draft.json")["digest"]
+    _point_at(warm, _update(warm, checkpoints, "light"))
+    _succeeds(warm)
+    incumbent = warm.report("reports/incumbent.json")
+    assert (incumbent["verdict"], incumbent["changed"]) == ("matched", ["weights"])
+    assert _start(warm) == ("reuse", "1")
+    assert read_json(warm.root / "models/drafts/student/draft.json")["digest"] == draft
+    assert _aliases(warm) == {"1": [], "2": ["challenger", "champion"]}
+
+
+def test_a_stale_draft_forced_on_a_new_target_is_blocked(warm: Project, checkpoints: Path) -> None:
+    _point_at(warm, _update(warm, checkpoints, "heavy"), start={"action": "reuse"})
+    assert warm.repro().returncode == EXIT_REPRO_FAILED
+    assert warm.run("python", "-m", "pipeline.promote").returncode == EXIT_BLOCKED
+    checks = _checks(warm)
+    assert warm.report("reports/incumbent.json")["verdict"] == "drifted"
     assert checks["drift"]["verdict"] == "fail"
     detail = checks["drift"]["detail"]
-    assert detail in project.report("reports/decision.json")["reasons"]
-    assert checks["drift"]["measured"] < -project.report("reports/drift.json")["margin"]
-    page = (project.root / "reports/report.html").read_text(encoding="utf-8")
+    assert detail in warm.report("reports/decision.json")["reasons"]
+    assert checks["drift"]["measured"] < -warm.report("reports/drift.json")["margin"]
+    page = (warm.root / "reports/report.html").read_text(encoding="utf-8")
     assert "Block" in page
     assert f"{-checks['drift']['measured']:.3f}" in page
-    blocked = {pair["version"]: pair for pair in project.cli("pairs")}
-    assert "champion" in blocked["1"]["aliases"]
-    assert '"verdict": "block"' in blocked["2"]["tags"]["decision"]
+    pairs = {pair["version"]: pair for pair in warm.cli("pairs")}
+    assert "champion" in pairs["2"]["aliases"]
+    assert '"verdict": "block"' in pairs["3"]["tags"]["decision"]
 
 
 def test_a_draft_distilled_from_the_new_target_is_promoted(
-    project: Project, checkpoints: Path
+    warm: Project, checkpoints: Path
 ) -> None:
-    _point_at(project, checkpoints / "away")
-    done = project.repro()
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert project.report("build/start.json")["recipes"]["student"]["action"] == "retrain"
-    assert _aliases(project) == {"1": [], "2": [], "3": ["challenger", "champion"]}
+    stale = warm.report("reports/incumbent.json")["pooled"]["proposed"]
+    _point_at(warm, checkpoints / "heavy")
+    _succeeds(warm)
+    assert _start(warm)[0] == "retrain"
+    assert _aliases(warm) == {"1": [], "2": [], "3": [], "4": ["challenger", "champion"]}
+    regained = warm.report("reports/evaluation.json")["recipes"]["student"]["alpha"]
+    assert regained["0.0"]["mean"] > stale + warm.report("reports/drift.json")["margin"]
+
+
+def test_another_chat_template_is_another_target_and_the_verdict_says_what_changed(
+    warm: Project, checkpoints: Path
+) -> None:
+    before = warm.report("build/target.json")["digest"]
+    with_other_template(checkpoints / "heavy", checkpoints / "template")
+    _point_at(warm, checkpoints / "template")
+    _succeeds(warm, "start")
+    assert warm.report("build/target.json")["digest"] != before
+    incumbent = warm.report("reports/incumbent.json")
+    assert (incumbent["verdict"], incumbent["changed"]) == ("matched", ["chat_template"])
+
+
+def test_a_draft_of_another_tokenizer_is_refused(warm: Project, checkpoints: Path) -> None:
+    with_other_tokenizer(checkpoints / "heavy", checkpoints / "tokenizer")
+    _point_at(warm, checkpoints / "tokenizer", start={"action": "reuse"})
+    done = warm.repro("start")
+    assert done.returncode == EXIT_REPRO_FAILED
+    assert "tokenizer" in done.stderr + done.stdout
+    incumbent = warm.report("reports/incumbent.json")
+    assert (incumbent["verdict"], incumbent["changed"]) == ("drifted", ["tokenizer"])
 
 
 def test_pointing_back_finds_the_old_pair_and_trains_nothing(
-    project: Project, checkpoints: Path
+    warm: Project, checkpoints: Path
 ) -> None:
-    _point_at(project, checkpoints / "home")
-    done = project.repro()
-    assert done.returncode == 0, done.stderr[-3000:]
-    start = project.report("build/start.json")["recipes"]["student"]
-    assert (start["action"], start["source_version"]) == ("known", "1")
-    assert _aliases(project) == {"1": ["challenger", "champion"], "2": [], "3": []}
+    _point_at(warm, checkpoints / "home")
+    _succeeds(warm)
+    assert _start(warm) == ("known", "1")
+    assert _aliases(warm) == {"1": ["challenger", "champion"], "2": [], "3": [], "4": []}
+
+
+def test_a_pair_that_was_rolled_back_stays_out(warm: Project) -> None:
+    moved = warm.cli("rollback", "--reason", "answers were slow")
+    assert (moved["quarantined"], moved["champion"]["version"]) == ("1", "4")
+    assert warm.repro().returncode == EXIT_REPRO_FAILED
+    assert _checks(warm)["quarantine"]["verdict"] == "fail"
+    aliases = _aliases(warm)
+    assert ("champion" in aliases["4"], aliases["1"]) == (True, ["challenger"])
 
 
 def test_a_checkpoint_overwritten_in_place_is_noticed_and_the_old_pair_still_loads(
-    project: Project, checkpoints: Path, tmp_path: Path
+    warm: Project, checkpoints: Path, tmp_path: Path
 ) -> None:
-    before = project.report("build/target.json")["digest"]
+    before = warm.report("build/target.json")["digest"]
     shutil.copytree(checkpoints / "home", tmp_path / "kept")
-    shutil.copytree(checkpoints / "away", checkpoints / "home", dirs_exist_ok=True)
-    done = project.repro("resolve_target")
-    assert done.returncode == 0, done.stderr[-3000:]
-    after = project.report("build/target.json")["digest"]
+    shutil.copytree(checkpoints / "heavy", checkpoints / "home", dirs_exist_ok=True)
+    _succeeds(warm, "resolve_target")
+    after = warm.report("build/target.json")["digest"]
     shutil.copytree(tmp_path / "kept", checkpoints / "home", dirs_exist_ok=True)
     assert after != before
-    answer = project.cli("generate", "models:/tiny-pair/1", "where does the red fox go?")
-    assert answer["text"].startswith("the ")
+    answer = warm.cli("generate", "models:/story-pair/1", warm.world.question)
+    assert answer["text"].startswith(warm.world.answer_start)

@@ -8,7 +8,12 @@ import torch
 from draftsmith.decoding import Engine, NoProposer, Request, SamplingParams
 from draftsmith.decoding.trace import position_counts
 from draftsmith.evaluation import acceptance
-from draftsmith.evaluation.acceptance import DecodingPlan, decode, teacher_forced_alpha
+from draftsmith.evaluation.acceptance import (
+    DecodingPlan,
+    copied_rounds,
+    decode,
+    teacher_forced_alpha,
+)
 
 TEMPERATURES = [0.0, 0.7]
 
@@ -119,8 +124,8 @@ def test_progress_counts_every_rollout_and_empty_responses_are_left_out(
 
 
 class TestDecoding:
-    def plan(self, stop_ids, *, draft_length=1, batch_size=8, seed=0):
-        return DecodingPlan(draft_length, 20, batch_size, stop_ids, seed)
+    def plan(self, stop_ids, *, draft_length=1, lookup_length=0, batch_size=8, seed=0):
+        return DecodingPlan(draft_length, lookup_length, 20, batch_size, stop_ids, seed)
 
     def test_survival_at_temperature_0_is_the_agreement_where_rounds_begin(
         self, target, drafts, rollouts, prompts, stop_ids
@@ -158,6 +163,26 @@ class TestDecoding:
             counts = position_counts([result.trace for result in results.values()], 1)
             assert counts.drafted[0] > 200
             assert counts.survival[0] == pytest.approx(weighted(alphas), abs=0.1)
+
+    def test_copies_change_no_answer_and_are_counted_apart(
+        self, target, drafts, rollouts, stop_ids
+    ):
+        asked_twice = [
+            (r.prompt_id, r.prompt_ids + r.response_ids + r.prompt_ids) for r in at(rollouts, 0.0)
+        ]
+        plans = [self.plan(stop_ids, draft_length=2, lookup_length=n) for n in (0, 4)]
+        decoded = [
+            decode(target, drafts["student"], asked_twice, temperature=0.0, plan=plan)
+            for plan in plans
+        ]
+        answers = [{name: r.token_ids for name, r in results.items()} for results in decoded]
+        assert answers[0] == answers[1]
+        plain, copied = (
+            copied_rounds([result.trace for result in results.values()], 4) for results in decoded
+        )
+        assert plain == {"share": 0.0, "survival": [0.0] * 4}
+        assert 0 < copied["share"] < 1
+        assert len(copied["survival"]) == 4
 
     def test_a_perfect_draft_is_accepted_in_every_round(self, target, drafts, prompts, stop_ids):
         plan = self.plan(stop_ids, draft_length=3)

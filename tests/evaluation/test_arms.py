@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from draftsmith.decoding import attention
-from draftsmith.evaluation.arms import Contestants, forward_costs, twin
+from draftsmith.evaluation.arms import Contestants, forward_costs, round_costs, twin
 from draftsmith.evaluation.losslessness import SelfTest, transformers_greedy
 
 MAX_NEW_TOKENS = 10
@@ -30,14 +30,14 @@ def arms(contestants):
 @pytest.mark.parametrize("lengths", [slice(0, 1), slice(0, 4)])
 def test_every_arm_commits_the_targets_greedy_tokens(arms, prompts, target, stop_ids, lengths):
     group = [ids for _, ids in prompts[lengths]]
-    test = SelfTest(0, MAX_NEW_TOKENS, stop_ids)
+    test = SelfTest(0, 0, MAX_NEW_TOKENS, stop_ids)
     expected = sum(len(transformers_greedy(target, ids, test)) for ids in group)
     assert {name: arm(group) for name, arm in arms.items()} == dict.fromkeys(arms, expected)
 
 
 def test_an_arm_stops_at_a_stop_id(contestants, prompts, target, stop_ids):
     _, prompt_ids = prompts[0]
-    whole = transformers_greedy(target, prompt_ids, SelfTest(0, 60, stop_ids))
+    whole = transformers_greedy(target, prompt_ids, SelfTest(0, 0, 60, stop_ids))
     assert whole[-1] in stop_ids
     assert len(whole) < 60
     for arm in (
@@ -74,3 +74,12 @@ def test_costs_cover_every_width_and_the_plain_step(contestants, batch_size):
     assert sorted(costs.verify_ms) == [1, 2, 3]
     assert costs.verify_ms[1] == costs.target_step_ms
     assert costs.cost_ratio == costs.draft_step_ms / costs.target_step_ms
+
+
+def test_round_costs_cover_every_batch_and_context(contestants):
+    costs = round_costs(contestants, 2, rows=[3, 1], contexts=[40, 16], repeats=1)
+    cells = {(1, 16), (1, 40), (3, 16), (3, 40)}
+    assert (costs.rows, costs.contexts) == ((1, 3), (16, 40))
+    assert set(costs.verify) == set(costs.draft) == cells
+    assert all(len(times) == 3 and min(times) > 0 for times in costs.verify.values())
+    assert costs.round_cost(2, rows=2, context=30) > 0

@@ -13,6 +13,7 @@ from draftsmith.evaluation import timing
 from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.benchmark import Bench, PairBench
+from draftsmith.evaluation.cost_model import Survival
 from draftsmith.evaluation.settings import BenchmarkConfig
 
 CONFIG = BenchmarkConfig(
@@ -38,7 +39,7 @@ COSTS = {
     "assisted-1": 2.0,
     "assisted-2": 1.5,
 }
-SURVIVAL = [0.5, 0.25, 0.125]
+SURVIVAL = Survival([0.5, 0.25, 0.125])
 PHASES = ["calibration", "confirmation", "isolated forwards", "batches"]
 TICK_S = 1e-6
 
@@ -162,7 +163,7 @@ class TestEntry:
     def test_the_prediction_follows_from_survival_and_costs(self, bench):
         entry = bench().run(SURVIVAL)
         cost = entry["cost"]
-        assert entry["tau"] == 1 + sum(SURVIVAL[:2])
+        assert entry["tau"] == 1 + sum(SURVIVAL.draft[:2])
         round_ms = 2 * cost["draft_step_ms"] + cost["verify_ms"]["3"]
         expected = entry["tau"] * cost["target_step_ms"] / round_ms
         assert entry["predicted_speedup"] == pytest.approx(expected)
@@ -258,7 +259,14 @@ class TestBench:
         digest = drafts["trimmed"].manifest.digest
         survival = {"0.0": [0.5, 0.25], "0.7": [0.0, 0.0]}
         names = {"recipe": "trimmed", "draft_digest": digest, "pair_digest": "7" * 64}
-        return {**names, "survival": survival, "prompts": []}
+        copied = {"0.0": {"share": 0.5, "survival": [0.9, 0.6]}}
+        return {
+            **names,
+            "survival": survival,
+            "lookup_length": 2,
+            "copied": copied,
+            "prompts": [],
+        }
 
     @pytest.fixture
     def measure(self, target, drafts, stop_ids, rollouts, evaluated, tmp_path):
@@ -276,8 +284,9 @@ class TestBench:
         assert {key: entry[key] for key in ("recipe", "draft_digest", "pair_digest")} == {
             key: evaluated[key] for key in ("recipe", "draft_digest", "pair_digest")
         }
-        assert entry["tau"] == 1.5
-        assert entry["temperature"] == 0.0
+        assert entry["tau"] == 1 + (0.5 + 1.5) / 2
+        assert (entry["lookup_length"], entry["temperature"]) == (2, 0.0)
+        assert {"2", "3"} <= set(entry["cost"]["verify_ms"])
         assert phases.names == PHASES
         assert list((tmp_path / "p").iterdir()) == []
 

@@ -37,7 +37,7 @@ def questions(prompts):
 
 @pytest.fixture(scope="module")
 def test(stop_ids):
-    return SelfTest(draft_length=3, num_tokens=12, stop_ids=stop_ids)
+    return SelfTest(draft_length=3, lookup_length=0, num_tokens=12, stop_ids=stop_ids)
 
 
 @pytest.fixture(scope="module")
@@ -192,8 +192,8 @@ def test_the_corrupted_control_is_noticed_even_for_a_draft_that_never_errs(
 
 def test_a_greedy_reference_stops_at_a_stop_id_and_at_the_limit(target, prompts, stop_ids):
     _, prompt_ids = prompts[0]
-    whole = transformers_greedy(target, prompt_ids, SelfTest(1, 60, stop_ids))
+    whole = transformers_greedy(target, prompt_ids, SelfTest(1, 0, 60, stop_ids))
     assert whole[-1] in stop_ids
     assert not set(whole[:-1]) & set(stop_ids)
     assert len(whole) < 60 < MAX_POSITIONS - len(prompt_ids)
-    assert transformers_greedy(target, prompt_ids, SelfTest(1, 4, stop_ids)) == whole[:4]
+    assert transformers_greedy(target, prompt_ids, SelfTest(1, 0, 4, stop_ids)) == whole[:4]

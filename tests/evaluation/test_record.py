@@ -13,6 +13,7 @@ from draftsmith.evaluation.settings import EvaluationConfig
 CONFIG = EvaluationConfig(
     decoding_prompts=1000,
     draft_length=2,
+    lookup_length=3,
     temperatures=(0.0, 0.7),
     max_new_tokens=12,
     batch_size=8,

@@ -41,7 +41,8 @@ def make_files(folder, draft="d1", *, speedup=1.2):
     """A draft folder and evidence."""
     write_json(folder / "draft" / "draft.json", {"draft": draft})
     write_text(folder / "draft" / "model.safetensors", f"weights of {draft}")
-    write_json(folder / "benchmark.json", {"draft_length": 2, "speedup": {"mean": speedup}})
+    estimate = {"mean": speedup, "low": speedup - 0.1, "high": speedup + 0.1}
+    write_json(folder / "benchmark.json", {"draft_length": 2, "speedup": estimate})
     return folder / "draft", {"benchmark.json": folder / "benchmark.json"}
 
 

@@ -5,119 +5,24 @@ import json
 
 import pytest
 
-from draftsmith.errors import ConfigError, EvidenceError
-from draftsmith.registry.gate import GateConfig, GateEvidence, decide
-from draftsmith.registry.pair import pair_digest
-
-TARGET, DRAFT = "a" * 64, "b" * 64
-PAIR = pair_digest(TARGET, DRAFT)
-
-
-def estimate(mean, low, high, num_prompts=200):
-    return {"mean": mean, "low": low, "high": high, "num_prompts": num_prompts}
-
-
-def comparison(change, low, high):
-    return {
-        "proposed": 0.4 + change,
-        "reference": 0.4,
-        "change": change,
-        "low": low,
-        "high": high,
-        "effect_size": 0.1,
-        "num_prompts": 200,
-    }
-
-
-def domain(change, flag):
-    return comparison(change, change - 0.01, change + 0.01) | {"p_adjusted": 0.01, "flag": flag}
-
-
-@pytest.fixture
-def reports():
-    """Reports of a pair that is better than its champion in every respect."""
-    evaluated = {
-        "recipe": "small",
-        "draft_digest": DRAFT,
-        "pair_digest": PAIR,
-        "alpha": {"0.0": estimate(0.4, 0.38, 0.42), "0.7": estimate(0.45, 0.43, 0.47)},
-        "losslessness": {
-            "holds": True,
-            "fp32": {"num_prompts": 8, "num_identical": 8, "num_tokens": 512, "holds": True},
-            "bf16": {"num_prompts": 8, "num_identical": 7, "holds": True},
-            "control": {"detected": True, "num_identical": 0, "num_prompts": 8},
-        },
-    }
-    benchmarked = {
-        "recipe": "small",
-        "draft_digest": DRAFT,
-        "pair_digest": PAIR,
-        "speedup": estimate(1.3, 1.2, 1.4, 20),
-        "ratios": {
-            "engine_vs_generate": estimate(1.0, 0.99, 1.01, 20),
-            "speculative_vs_generate": estimate(1.3, 1.2, 1.4, 20),
-        },
-    }
-    return {
-        "registration": {"name": "demo", "version": "2", "pair_digest": PAIR, "recipe": "small"},
-        "target": {"digest": TARGET},
-        "evaluation": {"target_digest": TARGET, "recipes": {"small": evaluated}},
-        "benchmark": {
-            "target_digest": TARGET,
-            "device": {"kind": "cpu", "name": "Some Processor"},
-            "recipes": {"small": benchmarked},
-        },
-        "drift": {
-            "verdict": "pass",
-            "reasons": ["Compared with the champion it is no worse."],
-            "reference": {"kind": "champion", "pair_digest": "c" * 64, "version": "1"},
-            "pair_digest": PAIR,
-            "margin": 0.02,
-            "live_drift": False,
-            "pooled": comparison(0.01, 0.0, 0.02),
-            "by_domain": {"chat": domain(0.01, False), "maths": domain(0.01, False)},
-        },
-        "incumbent": {
-            "verdict": "matched",
-            "reasons": ["It still matches."],
-            "pooled": comparison(0.0, -0.01, 0.01),
-            "incumbent": {"version": "1", "draft_digest": "d" * 64},
-        },
-    }
-
-
-CONFIG = {
-    "min_alpha": 0.3,
-    "alpha_temperature": 0.0,
-    "min_speedup": 1.0,
-    "device": "any",
-    "require_losslessness": True,
-    "min_engine_ratio": 0.97,
-}
-
-
-def judged(reports, *, critical_domains=(), **settings):
-    config = GateConfig(**(CONFIG | settings))
-    return decide(GateEvidence(**reports), config=config, critical_domains=critical_domains)
-
-
-def failing(decision):
-    return [check["name"] for check in decision["checks"] if check["verdict"] == "fail"]
-
-
-def check_of(decision, name):
-    return next(check for check in decision["checks"] if check["name"] == name)
-
-
-def set_at(tree, path, value):
-    *parents, last = path.split("/")
-    for key in parents:
-        tree = tree[key]
-    tree[last] = value
-
+from draftsmith.errors import EvidenceError
+from draftsmith.registry.gate_settings import DEFAULT_SEVERITIES
+from tests.registry.gate_reports import (
+    DRAFT,
+    PAIR,
+    check_of,
+    comparison,
+    domain,
+    estimate,
+    failing,
+    good_reports,
+    judged,
+    set_at,
+)
 
 LOSSLESS = "evaluation/recipes/small/losslessness"
 SPEED = "benchmark/recipes/small/speedup"
+RATIOS = "benchmark/recipes/small/ratios"
 
 BLOCKING = [
     ("losslessness", {f"{LOSSLESS}/holds": False}),
@@ -169,11 +74,17 @@ BLOCKING = [
 ]
 
 
+@pytest.fixture
+def reports():
+    return good_reports()
+
+
 def test_a_good_pair_is_promoted(reports):
     decision = judged(reports)
     assert (decision["verdict"], failing(decision)) == ("promote", [])
     assert (decision["name"], decision["version"], decision["pair_digest"]) == ("demo", "2", PAIR)
     assert len(decision["reasons"]) == 1
+    assert [check["name"] for check in decision["checks"]] == list(DEFAULT_SEVERITIES)
 
 
 @pytest.mark.parametrize(("name", "changes"), BLOCKING)
@@ -265,6 +176,76 @@ def test_a_fallen_domain_blocks_only_when_it_is_critical(reports):
     assert "maths (critical) changed by -0.050" in decision["reasons"][0]
 
 
+@pytest.mark.parametrize("is_compared", [True, False])
+def test_a_critical_domain_that_has_no_prompt_blocks_and_those_that_have_are_named(
+    reports, is_compared
+):
+    if not is_compared:
+        reports["drift"] |= {"pooled": None, "by_domain": {}, "verdict": "no_reference"}
+        reports["drift"]["reference"] = {"kind": "none", "pair_digest": None, "version": None}
+    assert judged(reports, critical_domains=("maths",))["verdict"] == "promote"
+    decision = judged(reports, critical_domains=("maths", "meths"))
+    assert (decision["verdict"], failing(decision)) == ("block", ["domains"])
+    assert "meths (critical) has no eval prompt" in decision["reasons"][0]
+    assert "chat, maths" in decision["reasons"][0]
+    assert "drift.critical_domains" in check_of(decision, "domains")["remedy"]
+
+
+def test_the_configuration_decides_the_severity(reports):
+    failures = {
+        "alpha": ("evaluation/recipes/small/alpha/0.0/low", 0.1),
+        "speedup": (f"{SPEED}/low", 0.8),
+        "drift": ("drift/live_drift", True),
+        "non_inferiority": ("drift/pooled", comparison(-0.1, -0.2, 0.0)),
+        "domains": ("drift/by_domain/maths", domain(-0.05, True)),
+        "better_than_generate": (f"{RATIOS}/speculative_vs_generate", estimate(0.9, 0.8, 1.0)),
+        "better_than_prompt_lookup": (
+            f"{RATIOS}/speculative_vs_prompt_lookup",
+            estimate(0.9, 0.8, 1.0),
+        ),
+        "engine_ratio": (f"{RATIOS}/engine_vs_generate", estimate(0.9, 0.8, 1.0)),
+    }
+    for name, (path, value) in failures.items():
+        changed = copy.deepcopy(reports)
+        set_at(changed, path, value)
+        blocked = judged(changed, checks={name: "block"})
+        assert blocked["reasons"] == [check_of(blocked, name)["detail"]]
+        warned = judged(changed, checks={name: "warn"})
+        assert (warned["verdict"], failing(warned)) == ("promote", [name])
+        assert check_of(warned, name)["severity"] == "warn"
+        for off in ("off", False):
+            decision = judged(changed, checks={name: off})
+            assert (decision["verdict"], failing(decision)) == ("promote", [])
+            assert check_of(decision, name)["severity"] == "off"
+            assert "gate.checks" in check_of(decision, name)["detail"]
+
+
+def test_the_incumbent_test_never_blocks_more_than_it_is_configured_to(reports):
+    reports["incumbent"] |= {"verdict": "drifted"}
+    reports["incumbent"]["incumbent"]["draft_digest"] = DRAFT
+    assert judged(reports)["verdict"] == "block"
+    assert judged(reports, checks={"incumbent_test": "warn"})["verdict"] == "promote"
+
+
+def test_a_check_that_is_off_needs_no_evidence(reports):
+    settings = {"alpha_temperature": 1.0, "checks": {"alpha": "off"}}
+    assert judged(reports, **settings)["verdict"] == "promote"
+
+
+def test_a_critical_domain_is_judged_even_where_the_check_of_domains_is_off(reports):
+    reports["drift"]["by_domain"]["maths"] = domain(-0.05, True)
+    off = {"checks": {"domains": "off"}}
+    assert judged(reports, **off)["verdict"] == "promote"
+    assert judged(reports, critical_domains=("maths",), **off)["verdict"] == "block"
+
+
+def test_a_ratio_that_blocks_must_have_been_measured(reports):
+    decision = judged(reports, checks={"better_than_prompt_lookup": "block"})
+    assert (decision["verdict"], failing(decision)) == ("block", ["better_than_prompt_lookup"])
+    set_at(reports, f"{RATIOS}/speculative_vs_prompt_lookup", estimate(1.2, float("nan"), 1.3))
+    assert judged(reports, checks={"better_than_prompt_lookup": "block"})["verdict"] == "block"
+
+
 def test_without_champion_and_incumbent_their_checks_are_skipped(reports):
     reports["incumbent"] = None
     reports["drift"] |= {
@@ -313,11 +294,3 @@ def test_the_decision_is_plain_json_and_depends_on_the_reports_alone(reports):
     first, second = judged(reports), judged(reports)
     assert reports == before
     assert json.dumps(first, allow_nan=False) == json.dumps(second)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("min_alpha", 1.5), ("min_speedup", -1.0), ("min_prompts", 1)]
-)
-def test_bounds_that_cannot_be_meant_are_refused(key, value):
-    with pytest.raises(ConfigError, match=f"gate.{key}"):
-        GateConfig(**(CONFIG | {key: value}))

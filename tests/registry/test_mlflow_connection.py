@@ -66,3 +66,13 @@ def test_connecting_again_keeps_what_is_there(root, store, register):
     register()
     again = connect(root)
     assert len(again.client.search_model_versions("name = 'demo'")) == 1
+
+
+@pytest.mark.parametrize("text", ["it said pa%2Fss", "it said pa/ss", "http://ann:pa%2Fss@host/x"])
+def test_the_password_of_the_address_is_redacted_wherever_it_stands(monkeypatch, text):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ann:pa%2Fss@host")
+    assert "ss" not in redact(text)
+
+
+def test_a_password_that_is_not_quoted_is_redacted_too():
+    assert redact("http://ann:p@ss@host/x") == "http://host/x"

@@ -59,6 +59,7 @@ def check(name, verdict="pass", severity="block", remedy=""):
         "verdict": verdict,
         "remedy": remedy,
         "detail": f"Detail of {name} with its numbers.",
+        "override": None,
     }
 
 
@@ -139,7 +140,8 @@ def build_reports():
     failed = check("speedup", "fail", remedy="Try a smaller draft.")
     return {
         "decision": {
-            "schema": 1,
+            "schema": 2,
+            "valid_until": None,
             "verdict": "block",
             "name": "demo-pair",
             "version": "12",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from draftsmith.report.inputs import ReportInputs
 from draftsmith.report.markdown import render_markdown
+from tests.report.signed import SIGNED, sign_off
 
 
 def test_the_twin_shows_verdict_reasons_checks_and_remedies(inputs):
@@ -13,6 +14,13 @@ def test_the_twin_shows_verdict_reasons_checks_and_remedies(inputs):
         assert f"| {check['name'].replace('_', ' ')} | {check['severity']} |" in text
         if check["verdict"] == "fail":
             assert check["remedy"] in text
+
+
+def test_what_somebody_signed_off_is_marked_and_told(reports):
+    text = render_markdown(ReportInputs(**sign_off(reports)))
+    assert "| speedup | block | **overridden** |" in text
+    assert f"- {SIGNED}" in text
+    assert "- speedup: Try a smaller draft." in text
 
 
 def test_the_headline_numbers_are_those_of_the_reports(inputs):

@@ -5,6 +5,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+from datetime import date
 from html.parser import HTMLParser
 
 import pytest
@@ -13,6 +14,7 @@ from draftsmith.errors import EvidenceError
 from draftsmith.registry.gate import GateConfig, GateEvidence, decide
 from draftsmith.report.inputs import ReportInputs
 from draftsmith.report.page import render_page
+from tests.report.signed import SIGNED, sign_off
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 ATTACK = "<script>alert('x')</script>"
@@ -121,11 +123,17 @@ def test_what_the_gate_decides_stands_on_the_page(reports):
     )
     names = ("registration", "target", "evaluation", "benchmark", "drift", "incumbent")
     evidence = GateEvidence(**{name: reports[name] for name in names})
-    reports["decision"] = decide(evidence, config=config)
+    reports["decision"] = decide(evidence, config=config, today=date(2026, 5, 31))
     text = text_of(render_page(ReportInputs(**reports)))
     assert len(reports["decision"]["reasons"]) > 3
     for check in reports["decision"]["checks"]:
         assert check["detail"] in text
+
+
+def test_what_somebody_signed_off_is_marked_and_told_at_the_top(reports):
+    text = text_of(render_page(ReportInputs(**sign_off(reports))))
+    assert "overridden speedup (blocking)" in text
+    assert text.index(SIGNED) < text.index("Checks") < text.rindex(SIGNED)
 
 
 def test_the_page_is_well_formed_with_unique_ids_and_loads_nothing(page):

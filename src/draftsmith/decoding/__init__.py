@@ -3,25 +3,34 @@
 Knows torch and Transformers; nothing of files, configuration, HTTP, clocks or MLflow.
 """
 
+from draftsmith.decoding.draft_length import AdaptiveLength, FixedLength, RoundCosts
 from draftsmith.decoding.engine import Engine
 from draftsmith.decoding.proposers import (
     DraftModelProposer,
+    LookupFirstProposer,
     NoProposer,
     PromptLookupProposer,
     Proposer,
+    with_lookup,
 )
-from draftsmith.decoding.request import Event, Request, Result, SamplingParams
+from draftsmith.decoding.request import Event, Request, Result, Sampling, SamplingParams
 from draftsmith.decoding.trace import Trace
 
 __all__ = [
+    "AdaptiveLength",
     "DraftModelProposer",
     "Engine",
     "Event",
+    "FixedLength",
+    "LookupFirstProposer",
     "NoProposer",
     "PromptLookupProposer",
     "Proposer",
     "Request",
     "Result",
+    "RoundCosts",
+    "Sampling",
     "SamplingParams",
     "Trace",
+    "with_lookup",
 ]

@@ -34,12 +34,14 @@ class Proposal:
         drawn_from: The distribution each token was drawn from, `[rows, drafts]` positions.
         counts: int64 `[rows]`: how many of a row's drafts count; the rest is padding.
         entries: int64 `[rows, drafts]`: the tokens' places in a trimmed vocabulary, else None.
+        from_text: The rows whose drafts were copied from their text; no model guessed them.
     """
 
     tokens: Tensor
     drawn_from: Distribution
     counts: Tensor
     entries: Tensor | None = None
+    from_text: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Attention over a slot cache.
 
 Grouped-query heads are packed into the query axis, so keys and values are never repeated.
-Registered with Transformers' `AttentionInterface`; models are not modified. A keyword that changes
-the result and is not handled (sinks, soft-capping, position bias) is refused: ignoring it would be
-silently wrong.
+Registered with Transformers' `AttentionInterface`; models are not modified. Soft-capped scores
+(Gemma 2) and attention sinks (gpt-oss) are computed; a keyword that changes the result and is not
+known (a position bias) is refused: ignoring it would be silently wrong.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _refuse_unknown(module: nn.Module, keywords: dict[str, Any]) -> None:
         raise DecodingError(
             f"attention of {type(module).__name__}",
             found=f"keyword arguments {sorted(unknown)} that change its result",
-            expected="plain scaled dot-product attention",
+            expected="scaled dot-product attention, at most with soft-capping or sinks",
             remedy="use a target of a supported family (see docs/support.md)",
         )
 
@@ -59,6 +59,8 @@ def slot_attention(  # noqa: PLR0913, PLR0917  the signature is Transformers'
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **keywords: Any,  # noqa: ANN401
 ) -> tuple[Tensor, None]:
     """Scaled dot-product attention with packed query groups.
@@ -76,6 +78,8 @@ def slot_attention(  # noqa: PLR0913, PLR0917  the signature is Transformers'
             `[rows, 1, groups * positions, slots]`; None is causal.
         dropout: Probability; 0 when decoding.
         scaling: Factor of the scores; None is 1 / sqrt(dim).
+        softcap: Scores s become softcap * tanh(s / softcap); None is off.
+        s_aux: `[query_heads]`: score of each head's sink, which takes attention and gives nothing.
         **keywords: What the model passes besides.
 
     Returns:
@@ -90,15 +94,31 @@ def slot_attention(  # noqa: PLR0913, PLR0917  the signature is Transformers'
     packed = groups * positions
     if attention_mask.shape[2] != packed:
         attention_mask = pack_mask(attention_mask, groups)
-    attended = nn.functional.scaled_dot_product_attention(
-        query.reshape(rows, key_heads, packed, dim),
-        key,
-        value,
-        attn_mask=attention_mask,
-        dropout_p=dropout,
-        scale=scaling,
-    )
+    query = query.reshape(rows, key_heads, packed, dim)
+    if softcap is None and s_aux is None:
+        attended = nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
+        )
+    else:
+        scores = query @ key.transpose(2, 3) * (dim**-0.5 if scaling is None else scaling)
+        attended = _shares(scores, attention_mask, softcap, s_aux) @ value
     return attended.reshape(rows, query_heads, positions, -1).transpose(1, 2).contiguous(), None
+
+
+def _shares(scores: Tensor, mask: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
+    """Attention of `scores` `[rows, key_heads, groups * positions, slots]`."""
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    is_boolean = mask.dtype == torch.bool
+    scores = scores.masked_fill(~mask, -torch.inf) if is_boolean else scores + mask
+    if sinks is None:
+        return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
+    rows, key_heads, packed, _ = scores.shape
+    groups = len(sinks) // key_heads
+    column = sinks.to(scores.dtype).reshape(1, key_heads, groups, 1)
+    column = column.repeat(rows, 1, 1, packed // groups).reshape(rows, key_heads, packed, 1)
+    shares = torch.cat([scores, column], -1).softmax(-1, dtype=torch.float32)
+    return shares[..., :-1].to(scores.dtype)
 
 
 def causal_mask(positions: int, slots: int, *, device: torch.device) -> Tensor:

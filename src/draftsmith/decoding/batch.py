@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.decoding.distribution import SamplingTensors
+from draftsmith.decoding.penalties import History, Penalties, penalise
 from draftsmith.decoding.randomness import request_key
 from draftsmith.decoding.request import Request
 from draftsmith.decoding.trace import Trace
@@ -42,11 +43,17 @@ class Row:
 class Batch:
     """Rows in order of their cache rows, and their sampling parameters as tensors on `device`."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, vocab_size: int) -> None:
         self.device = device
+        self.vocab_size = vocab_size
         self.rows: list[Row] = []
+        self._forget_parameters()
+
+    def _forget_parameters(self) -> None:
         self._sampling: SamplingTensors | None = None
         self._keys: Tensor | None = None
+        self._penalties: Penalties | None = None
+        self._counts: tuple[list[int], History] | None = None  # lengths they are counts of
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -54,7 +61,7 @@ class Batch:
     def append(self, row: Row) -> None:
         """Add a row behind the active ones."""
         self.rows.append(row)
-        self._sampling = self._keys = None
+        self._forget_parameters()
 
     def remove(self, index: int) -> int:
         """Take row `index` out.
@@ -65,7 +72,7 @@ class Batch:
         last = len(self.rows) - 1
         self.rows[index] = self.rows[last]
         self.rows.pop()
-        self._sampling = self._keys = None
+        self._forget_parameters()
         return last
 
     @property
@@ -79,6 +86,9 @@ class Batch:
                 top_p=self._tensor([p.top_p for p in params], torch.float64),
                 is_greedy=all(p.temperature == 0 for p in params),
                 is_truncated=any(p.top_k > 0 or p.top_p < 1 for p in params),
+                min_p=self._tensor([p.min_p for p in params], torch.float32)
+                if any(p.min_p > 0 for p in params)
+                else None,
             )
         return self._sampling
 
@@ -90,6 +100,44 @@ class Batch:
             keys = [request_key(r.params.seed, r.request_id) for r in requests]
             self._keys = self._tensor(keys, torch.long)
         return self._keys
+
+    def adjust(self, logits: Tensor, drafts: Tensor, token_ids: Tensor | None = None) -> Tensor:
+        """Logits after the rows' penalties and minimum lengths; see `penalise`."""
+        if not any(row.request.params.depends_on_history for row in self.rows):
+            return logits
+        return penalise(logits, self._row_penalties(), self._history(), drafts, token_ids)
+
+    def _row_penalties(self) -> Penalties:
+        if self._penalties is None:
+            params = [row.request.params for row in self.rows]
+            stops = torch.zeros(len(params), self.vocab_size, dtype=torch.bool)
+            for index, one in enumerate(params):
+                stops[index, [t for t in one.stop_token_ids if t < self.vocab_size]] = True
+            self._penalties = Penalties(
+                repetition=self._tensor([p.repetition_penalty for p in params], torch.float32),
+                presence=self._tensor([p.presence_penalty for p in params], torch.float32),
+                frequency=self._tensor([p.frequency_penalty for p in params], torch.float32),
+                min_new=self._tensor([p.min_new_tokens for p in params], torch.long),
+                stops=stops.to(self.device),
+            )
+        return self._penalties
+
+    def _history(self) -> History:
+        lengths = [len(row.token_ids) for row in self.rows]
+        if self._counts is None or self._counts[0] != lengths:
+            self._counts = lengths, self._count()
+        return self._counts[1]
+
+    def _count(self) -> History:
+        used = torch.zeros(len(self.rows), self.vocab_size, dtype=torch.int32)
+        new = torch.zeros_like(used)
+        for index, row in enumerate(self.rows):
+            token_ids = torch.tensor(row.token_ids)
+            answer = token_ids[len(row.request.prompt_ids) :]
+            for table, ids in ((used, token_ids), (new, answer)):
+                table[index].scatter_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+        num_new = self._tensor([row.num_new for row in self.rows], torch.long)
+        return History(used.to(self.device), new.to(self.device), num_new)
 
     @property
     def span(self) -> int:

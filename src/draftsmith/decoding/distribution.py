@@ -26,6 +26,7 @@ class SamplingTensors:
         top_p: float64 `[rows]` in (0, 1]; 1 is off.
         is_greedy: Every row has temperature 0 (known on the host).
         is_truncated: Some row uses top-k or top-p (known on the host).
+        min_p: float32 `[rows]` in [0, 1); None where no row uses it.
     """
 
     temperature: Tensor
@@ -33,6 +34,7 @@ class SamplingTensors:
     top_p: Tensor
     is_greedy: bool
     is_truncated: bool
+    min_p: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,10 @@ def distribution(
     scaled = logits / torch.where(greedy, 1.0, temperature)
     if sampling.is_truncated:
         scaled = _truncate(scaled, sampling)
+    if sampling.min_p is not None:
+        shares = scaled.softmax(-1)
+        least = sampling.min_p[:, None, None].to(shares.dtype) * shares.amax(-1, keepdim=True)
+        scaled = scaled.masked_fill(shares < least, -torch.inf)
     probs = scaled.softmax(-1)
     top = logits.argmax(-1, keepdim=True)
     at_top = torch.where(greedy, 1.0, probs.gather(-1, top))

@@ -3,7 +3,8 @@
 One engine for any batch, ragged, speculative or not. The cache of a row holds all committed tokens
 but the last; that one is the first input of the next verification, so a round is one target forward
 over `drafts + 1` positions and prefill needs no logits. With fixed `draft_length` a request's
-tokens do not depend on its neighbours.
+tokens do not depend on its neighbours, nor on when it arrives, nor on being preempted: a request
+that starts again goes on behind its committed tokens, and a draw depends on its position alone.
 
 Source: Leviathan et al. 2023 (arXiv 2211.17192), algorithm 1.
 """
@@ -21,6 +22,7 @@ from transformers import PreTrainedModel
 from draftsmith.decoding.acceptance import Proposal, Verdict, verify
 from draftsmith.decoding.batch import Batch, Row, pad_prompts
 from draftsmith.decoding.distribution import Distribution, distribution
+from draftsmith.decoding.draft_length import DraftLength, FixedLength
 from draftsmith.decoding.proposers import Proposer, empty_proposal
 from draftsmith.decoding.randomness import Purpose, uniform
 from draftsmith.decoding.request import Event, Request, Result
@@ -39,23 +41,33 @@ class Engine:
         target: Causal LM whose distribution is served.
         proposer: Who drafts.
         max_rows: Requests in flight at once.
-        draft_length: Tokens proposed in a round; 0 is autoregressive decoding.
+        draft_length: Tokens proposed in a round, or who chooses them before each; 0 is
+            autoregressive decoding. Where the choice varies and temperature is above 0, the law of
+            a request's tokens is the target's, but they depend on its neighbours.
 
     Raises:
         DecodingError: A parameter is out of range, or the target's cache cannot be rolled back.
     """
 
     def __init__(
-        self, target: PreTrainedModel, proposer: Proposer, *, max_rows: int, draft_length: int
+        self,
+        target: PreTrainedModel,
+        proposer: Proposer,
+        *,
+        max_rows: int,
+        draft_length: int | DraftLength,
     ) -> None:
+        chosen = FixedLength(draft_length) if isinstance(draft_length, int) else draft_length
         _require_at_least("max_rows", max_rows, least=1)
-        _require_at_least("draft_length", draft_length, least=0)
+        _require_at_least("draft_length", chosen.max_length, least=0)
         self._target = SlotModel(target)
         self._proposer = proposer
         self.max_rows = max_rows
-        self.draft_length = draft_length
+        self._length = chosen
         self.verify: Verify = verify
-        self._batch = Batch(self._target.device)
+        self._batch = self._empty_batch()
+        self._waiting: deque[Row] = deque()
+        self._num_rows = self._max_context = 0
 
     def generate(self, requests: Sequence[Request]) -> list[Result]:
         """Decode all requests; results in their order.
@@ -66,33 +78,105 @@ class Engine:
         results = {e.request_id: e.result for e in self.stream(requests) if e.result is not None}
         return [results[request.request_id] for request in requests]
 
-    @torch.inference_mode()
     def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
         """Decode all requests, yielding the tokens of every row after each round.
 
         Raises:
             DecodingError: A request cannot be decoded; nothing was started.
         """
-        self._check(requests)
-        waiting = deque(requests)
-        self._batch = Batch(self._target.device)
-        longest = max((len(r.prompt_ids) + r.params.max_new_tokens for r in requests), default=0)
-        rows = min(self.max_rows, len(requests))
+        longest = max((_length(request) for request in requests), default=0)
+        self._reset(rows=min(self.max_rows, len(requests)), context=longest)
+        self.submit(requests)
+        self._reserve()
+        while self.is_busy:
+            yield from self.step()
+
+    def open(self, max_context: int) -> None:
+        """Start afresh for requests that arrive one by one.
+
+        Args:
+            max_context: Tokens of the longest request, prompt and answer; the cache is taken now.
+        """
+        self._reset(rows=self.max_rows, context=max_context)
+        self._reserve()
+
+    def _reset(self, *, rows: int, context: int) -> None:
+        self._batch = self._empty_batch()
+        self._waiting.clear()
+        self._num_rows, self._max_context = rows, context
+
+    def _reserve(self) -> None:
         for cached in (self._target, self._proposer):
-            cached.reserve(rows=rows, slots=longest + self.draft_length + 1)
-        while waiting or len(self._batch):
-            free = rows - len(self._batch)
-            if waiting and (free * _REFILL_SHARE >= rows or not len(self._batch)):
-                self._admit([waiting.popleft() for _ in range(min(free, len(waiting)))])
-            yield from self._round()
+            slots = self._max_context + self._length.max_length + 1
+            cached.reserve(rows=self._num_rows, slots=slots)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request waits or is in flight."""
+        return bool(self._waiting) or len(self._batch) > 0
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Let requests wait for a free row; they are admitted in order by `step`.
+
+        Raises:
+            DecodingError: A request cannot be decoded; none of them waits.
+        """
+        self._check(requests)
+        self._waiting.extend(Row(request, list(request.prompt_ids)) for request in requests)
+
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """Admit who fits, then decode one round of all rows in flight; nothing when idle."""
+        free = self._num_rows - len(self._batch)
+        if self._waiting and (free * _REFILL_SHARE >= self._num_rows or not len(self._batch)):
+            self._admit([self._waiting.popleft() for _ in range(min(free, len(self._waiting)))])
+        return self._round() if len(self._batch) else []
+
+    @torch.inference_mode()
+    def abort(self, request_id: str) -> Result:
+        """Take a request out between two steps; its result holds what was committed.
+
+        Raises:
+            DecodingError: No such request waits or is in flight.
+        """
+        row = self._take_out(request_id)
+        return Result(request_id, row.token_ids[len(row.request.prompt_ids) :], "abort", row.trace)
+
+    @torch.inference_mode()
+    def preempt(self, request_id: str) -> None:
+        """Free a request's row between two steps; it waits first in line and goes on later.
+
+        Raises:
+            DecodingError: No such request waits or is in flight.
+        """
+        self._waiting.appendleft(self._take_out(request_id))
+
+    def _take_out(self, request_id: str) -> Row:
+        for index, row in enumerate(self._batch.rows):
+            if row.request.request_id == request_id:
+                self._retire(index)
+                return row
+        for row in self._waiting:
+            if row.request.request_id == request_id:
+                self._waiting.remove(row)
+                return row
+        held = [row.request.request_id for row in (*self._batch.rows, *self._waiting)]
+        raise DecodingError(
+            f"taking request {request_id} out",
+            found=f"requests {', '.join(held)}" if held else "no request",
+            expected="a request that was submitted and has not ended",
+            remedy="pass the id of one of them",
+        )
+
+    def _empty_batch(self) -> Batch:
+        return Batch(self._target.device, int(self._target.config.vocab_size))
 
     def _check(self, requests: Sequence[Request]) -> None:
-        limit = min(self._target.max_positions, self._proposer.max_positions)
+        limit = min(self._target.max_positions, self._proposer.max_positions, self._max_context)
         vocab = int(self._target.config.vocab_size)
-        seen: set[str] = set()
+        seen = {row.request.request_id for row in (*self._batch.rows, *self._waiting)}
         for request in requests:
-            prompt = request.prompt_ids
-            length = len(prompt) + request.params.max_new_tokens
+            prompt, length = request.prompt_ids, _length(request)
             faults = {
                 "an empty prompt": not prompt,
                 f"{length} tokens with the new ones": length > limit,
@@ -109,39 +193,45 @@ class Engine:
                         remedy="shorten the prompt or max_new_tokens, or mend the request",
                     )
 
-    def _admit(self, requests: list[Request]) -> None:
-        """Prefill all but the last prompt token and append the rows to the batch."""
+    def _admit(self, rows: list[Row]) -> None:
+        """Prefill all tokens but the last and append the rows to the batch."""
         first_row = len(self._batch)
-        prompts = [request.prompt_ids for request in requests]
-        heads = [prompt[:-1] for prompt in prompts]
+        texts = [row.token_ids for row in rows]
+        heads = [text[:-1] for text in texts]
         if any(heads):
             tokens, positions = pad_prompts(heads, self._target.device)
             span = tokens.shape[1]
             self._target.forward(tokens, positions, span=span, first_row=first_row, keep=0)
-        self._proposer.admit(prompts, first_row=first_row)
-        for request in requests:
-            self._batch.append(Row(request, list(request.prompt_ids)))
+        self._proposer.admit(texts, first_row=first_row)
+        for row in rows:
+            self._batch.append(row)
 
-    def _round(self) -> Iterator[Event]:
+    def _round(self) -> list[Event]:
         batch = self._batch
         # A row never drafts past its own length limit, so the cut depends on no neighbour.
-        counts = [min(self.draft_length, row.num_remaining - 1) for row in batch.rows]
+        length = self._length.choose(rows=len(batch), context=batch.span)
+        counts = [min(length, row.num_remaining - 1) for row in batch.rows]
         proposal = self._proposer.propose(batch, counts) if any(counts) else empty_proposal(batch)
         tokens, num_accepted = self._verify(proposal)
         drafted = proposal.counts.tolist()
-        finished = []
+        events = []
         for index, row in enumerate(batch.rows):
             accepted = num_accepted[index]
             committed = _trim(tokens[index][: accepted + 1], row)
             row.token_ids += committed
-            row.trace.record(drafted=drafted[index], accepted=accepted, committed=len(committed))
-            result = _result(row)
-            if result is not None:
-                finished.append(index)
-            yield Event(row.request.request_id, committed, result)
+            row.trace.record(
+                drafted=drafted[index],
+                accepted=accepted,
+                committed=len(committed),
+                from_text=index in proposal.from_text,
+            )
+            events.append(Event(row.request.request_id, committed, _result(row)))
         self._proposer.observe(batch)
-        for index in reversed(finished):
-            self._retire(index)
+        self._length.observe(drafted, num_accepted)
+        for index in reversed(range(len(events))):
+            if events[index].result is not None:
+                self._retire(index)
+        return events
 
     def _verify(self, proposal: Proposal) -> tuple[list[list[int]], list[int]]:
         """One target forward and the acceptance rule; one copy from the device.
@@ -156,7 +246,7 @@ class Engine:
         positions = start + steps
         inputs = torch.cat([pending, proposal.tokens], 1)
         logits = self._target.forward(inputs, positions, span=batch.span + width - 1).float()
-        p = distribution(logits, batch.sampling)
+        p = distribution(batch.adjust(logits, proposal.tokens), batch.sampling)
         accept, draw = self._uniforms(positions + 1)
         verdict = self.verify(p, proposal, accept[:, :-1], draw)
         is_finite = torch.isfinite(logits.amax(-1)).all(-1)
@@ -197,6 +287,10 @@ def _require_at_least(name: str, value: int, *, least: int) -> None:
             expected=f">= {least}",
             remedy=f"pass a valid {name}",
         )
+
+
+def _length(request: Request) -> int:
+    return len(request.prompt_ids) + request.params.max_new_tokens
 
 
 def _trim(token_ids: list[int], row: Row) -> list[int]:

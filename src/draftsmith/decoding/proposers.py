@@ -1,4 +1,4 @@
-"""Who guesses: a draft model, an n-gram lookup in the text so far, or nobody.
+"""Who guesses: a draft model, an n-gram lookup in the text so far, the two together, or nobody.
 
 A proposer keeps whatever state it needs by cache row and learns of commits through `observe`. It
 never decides what is accepted.
@@ -14,7 +14,14 @@ from transformers import PreTrainedModel
 
 from draftsmith.decoding.acceptance import Proposal
 from draftsmith.decoding.batch import Batch, pad_prompts
-from draftsmith.decoding.distribution import Dense, OneHot, distribution, sample
+from draftsmith.decoding.distribution import (
+    Dense,
+    Distribution,
+    OneHot,
+    densify,
+    distribution,
+    sample,
+)
 from draftsmith.decoding.randomness import Purpose, uniform
 from draftsmith.decoding.slot_model import SlotModel
 
@@ -113,14 +120,16 @@ class DraftModelProposer:
         for step in range(num_drafts):
             span = batch.span + step
             logits = self._slots.forward(tokens, positions, span=span, keep=1).float()
+            so_far = torch.cat(drafts, 1) if drafts else tokens[:, :0]
+            logits = batch.adjust(logits, so_far, self._token_ids)
             dist = distribution(logits, batch.sampling, self._token_ids)
             positions = positions[:, -1:] + 1
             entry, tokens = self._draw(dist, uniform(batch.keys[:, None], positions, Purpose.DRAFT))
             drafts.append(tokens)
             entries.append(entry)
             dists.append(dist)
-        for index, row in enumerate(batch.rows):
-            self._num_cached[index] = len(row.token_ids) + num_drafts - 1
+        for index, (row, count) in enumerate(zip(batch.rows, counts, strict=True)):
+            self._num_cached[index] = len(row.token_ids) + max(count - 1, 0)
         counted = torch.tensor(counts, device=batch.device)
         return Proposal(torch.cat(drafts, 1), _concatenate(dists), counted, torch.cat(entries, 1))
 
@@ -174,16 +183,15 @@ class PromptLookupProposer:
 
     def propose(self, batch: Batch, counts: list[int]) -> Proposal:
         """Up to `counts[row]` tokens; fewer, or none, where nothing matches."""
-        found = [
+        found = self.find(batch, counts)
+        return _copied(batch, found) if any(found) else empty_proposal(batch)
+
+    def find(self, batch: Batch, counts: list[int]) -> list[list[int]]:
+        """What followed in every row's text; empty where nothing matches or nothing is asked."""
+        return [
             self._lookup(row.token_ids, count) if count else []
             for row, count in zip(batch.rows, counts, strict=True)
         ]
-        width = max(len(drafts) for drafts in found)
-        if width == 0:
-            return empty_proposal(batch)
-        tokens = torch.tensor([f + [0] * (width - len(f)) for f in found], device=batch.device)
-        lengths = torch.tensor([len(f) for f in found], device=batch.device)
-        return Proposal(tokens, OneHot(tokens), lengths)
 
     def _lookup(self, token_ids: list[int], count: int) -> list[int]:
         for size in self._sizes:
@@ -198,3 +206,97 @@ class PromptLookupProposer:
 
     def move_row(self, source: int, destination: int) -> None:
         """Nothing to keep."""
+
+
+def _copied(batch: Batch, found: list[list[int]]) -> Proposal:
+    """Drafts that were copied from the rows' texts, at least one of them."""
+    tokens = _padded(batch, found)
+    lengths = torch.tensor([len(drafts) for drafts in found], device=batch.device)
+    rows = frozenset(index for index, drafts in enumerate(found) if drafts)
+    return Proposal(tokens, OneHot(tokens), lengths, from_text=rows)
+
+
+def _padded(batch: Batch, found: list[list[int]]) -> Tensor:
+    width = max(map(len, found))
+    return torch.tensor([f + [0] * (width - len(f)) for f in found], device=batch.device)
+
+
+class LookupFirstProposer:
+    """Copies from the text where its last words occurred before, and asks the draft elsewhere.
+
+    Copies cost no draft step and are right more often than a small draft, so a longer one is worth
+    its place in the verification. The engine's draft length bounds both.
+
+    Args:
+        draft: Drafts where nothing matches.
+        draft_length: Longest draft of the model; copies may be longer.
+        min_ngram: Shortest suffix that is looked up; of one word alone the draft knows more.
+    """
+
+    def __init__(self, draft: DraftModelProposer, draft_length: int, *, min_ngram: int = 2) -> None:
+        self._draft = draft
+        self._draft_length = draft_length
+        self._lookup = PromptLookupProposer(min_ngram=min_ngram)
+        self.max_positions = draft.max_positions
+
+    def reserve(self, *, rows: int, slots: int) -> None:
+        """Provide the draft's cache."""
+        self._draft.reserve(rows=rows, slots=slots)
+
+    def admit(self, prompts: list[list[int]], *, first_row: int) -> None:
+        """Let the draft read the prompts."""
+        self._draft.admit(prompts, first_row=first_row)
+
+    def propose(self, batch: Batch, counts: list[int]) -> Proposal:
+        """Copies where there are any, else at most the draft's own length of guesses."""
+        found = self._lookup.find(batch, counts)
+        rest = [
+            0 if copy else min(count, self._draft_length)
+            for copy, count in zip(found, counts, strict=True)
+        ]
+        if not any(rest):
+            return _copied(batch, found) if any(found) else empty_proposal(batch)
+        drafted = self._draft.propose(batch, rest)
+        return _merged(batch, found, drafted) if any(found) else drafted
+
+    def observe(self, batch: Batch) -> None:
+        """Tell the draft."""
+        self._draft.observe(batch)
+
+    def move_row(self, source: int, destination: int) -> None:
+        """Move the draft's state."""
+        self._draft.move_row(source, destination)
+
+
+def with_lookup(
+    draft: DraftModelProposer, draft_length: int, lookup_length: int
+) -> tuple[Proposer, int]:
+    """The proposer of a served pair, and the draft length that its engine needs.
+
+    Args:
+        draft: The pair's draft.
+        draft_length: Longest draft of the model.
+        lookup_length: Longest copy from the text; 0 never copies.
+    """
+    if lookup_length == 0 or draft_length == 0:
+        return draft, draft_length
+    return LookupFirstProposer(draft, draft_length), max(draft_length, lookup_length)
+
+
+def _merged(batch: Batch, found: list[list[int]], drafted: Proposal) -> Proposal:
+    """Copies in the rows that have one, guesses in the others."""
+    width = max(drafted.tokens.shape[1], *map(len, found))
+    rows = [index for index, copy in enumerate(found) if copy]
+    copies = _padded(batch, [copy + [0] * (width - len(copy)) for copy in found])[rows]
+    tokens = torch.nn.functional.pad(drafted.tokens, (0, width - drafted.tokens.shape[1]))
+    tokens[rows] = copies
+    counts = drafted.counts.clone()
+    counts[rows] = torch.tensor([len(found[index]) for index in rows], device=batch.device)
+    drawn_from: Distribution = OneHot(tokens)
+    if isinstance(drafted.drawn_from, Dense):
+        # Copies may lie outside a trimmed vocabulary, so the rows share the whole one.
+        probs = densify(drafted.drawn_from, batch.vocab_size, drafted.drawn_from.probs.dtype)
+        probs = torch.nn.functional.pad(probs, (0, 0, 0, width - probs.shape[1]))
+        probs[rows] = torch.nn.functional.one_hot(copies, batch.vocab_size).to(probs.dtype)
+        drawn_from = Dense(probs)
+    return Proposal(tokens, drawn_from, counts, from_text=frozenset(rows))

@@ -16,14 +16,20 @@ class Trace:
             length limit.
         committed: Tokens that the round added to the result, residual or bonus token included,
             after trimming.
+        from_text: Whether the drafts were copied from the text, so that no model guessed them;
+            empty where no round's were.
     """
 
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
+    from_text: list[bool] = field(default_factory=list)
 
-    def record(self, *, drafted: int, accepted: int, committed: int) -> None:
+    def record(
+        self, *, drafted: int, accepted: int, committed: int, from_text: bool = False
+    ) -> None:
         """Add a round."""
+        self.from_text.append(from_text)
         self.drafted.append(drafted)
         self.accepted.append(accepted)
         self.committed.append(committed)
@@ -59,8 +65,10 @@ class PositionCounts:
         return [a / r if r else 0.0 for a, r in zip(self.accepted, self.reached, strict=True)]
 
 
-def position_counts(traces: Iterable[Trace], num_positions: int) -> PositionCounts:
-    """Sum the traces by draft position.
+def position_counts(
+    traces: Iterable[Trace], num_positions: int, *, from_text: bool = False
+) -> PositionCounts:
+    """Sum the traces by draft position: rounds of the draft, or those copied from the text.
 
     A round that was trimmed says nothing of the positions behind its last committed token, so these
     are not counted as drafted: a round that drafted 4, accepted 4 and committed 2 (a stop token)
@@ -68,8 +76,11 @@ def position_counts(traces: Iterable[Trace], num_positions: int) -> PositionCoun
     """
     drafted, reached, accepted = ([0] * num_positions for _ in range(3))
     for trace in traces:
-        rounds = zip(trace.drafted, trace.accepted, trace.committed, strict=True)
-        for num_drafted, num_accepted, num_committed in rounds:
+        copies = trace.from_text or [False] * trace.num_rounds
+        rounds = zip(trace.drafted, trace.accepted, trace.committed, copies, strict=True)
+        for num_drafted, num_accepted, num_committed, is_copy in rounds:
+            if is_copy != from_text:
+                continue
             is_whole = num_committed > num_accepted
             visible = num_drafted if is_whole else min(num_drafted, num_committed)
             for place in range(min(visible, num_positions)):

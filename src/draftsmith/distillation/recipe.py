@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from draftsmith.artifacts import digest_json
 from draftsmith.distillation.settings import DistillConfig
-from draftsmith.drafts.settings import StudentConfig
+from draftsmith.drafts.settings import CheckpointConfig, RecipeConfig
 
 # They change when files are written and what is logged, never the weights.
 _OPERATIONAL = frozenset({"checkpoint_steps", "log_steps", "max_cache_gb"})
 
 
-def recipe_digest(recipe: StudentConfig, config: DistillConfig) -> str:
-    """Digest of the recipe's and the training's settings, those of its operation left out."""
+def recipe_digest(
+    recipe: RecipeConfig, config: DistillConfig, *, started_from: str | None = None
+) -> str:
+    """Digest of the recipe's and the training's settings, those of its operation left out.
+
+    Args:
+        recipe: The recipe; nothing is trained for a checkpoint, so its content alone counts.
+        config: The distill section.
+        started_from: Digest of the draft that a warm start goes on from; None is a training that
+            starts from the target's layers.
+    """
+    if isinstance(recipe, CheckpointConfig):
+        return checkpoint_digest(recipe)
     distill = {key: value for key, value in asdict(config).items() if key not in _OPERATIONAL}
-    return digest_json({"recipe": asdict(recipe), "distill": distill})
+    parts: dict[str, object] = {"recipe": asdict(recipe), "distill": distill}
+    if started_from is not None:
+        parts["started_from"] = started_from
+    return digest_json(parts)
+
+
+def recipe_digests(recipe: RecipeConfig, config: DistillConfig, drafts: Sequence[str]) -> list[str]:
+    """The digests that drafts of these settings can have.
+
+    Args:
+        recipe: The recipe.
+        config: The distill section.
+        drafts: Digests of the drafts that a warm start may have gone on from.
+
+    Returns:
+        That of a training from the target's layers, then those of warm starts; of a checkpoint
+        its only one.
+    """
+    plain = recipe_digest(recipe, config)
+    if isinstance(recipe, CheckpointConfig):
+        return [plain]
+    return [plain, *(recipe_digest(recipe, config, started_from=draft) for draft in drafts)]
+
+
+def checkpoint_digest(recipe: CheckpointConfig) -> str:
+    """Digest of a recipe that takes a checkpoint over, wherever that came from."""
+    return digest_json({"family": recipe.family, "digest": recipe.digest})

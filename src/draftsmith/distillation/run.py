@@ -21,6 +21,7 @@ from draftsmith.distillation.recipe import recipe_digest
 from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.signals import CachedSignals, OnlineSignals, SignalSource
 from draftsmith.distillation.trainer import OnStep, TrainingOutcome, distill
+from draftsmith.distillation.warm_start import DraftSource, start_from
 from draftsmith.drafts.checkpoint import Lineage, save_draft
 from draftsmith.drafts.manifest import DraftManifest
 from draftsmith.drafts.settings import StudentConfig
@@ -49,6 +50,7 @@ class Distillation:
             draft's vocabulary.
         corpus_digest: Identity of the rollouts.
         rollouts: Train and eval split; eval serves to report coverage only.
+        source: The draft whose weights the training starts from; None starts from the target's.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Distillation:
     target: LoadedTarget
     corpus_digest: str
     rollouts: Mapping[str, Sequence[Rollout]]
+    source: DraftSource | None = None
 
     def run(
         self, directory: Path, partial: Path, on_step: OnStep = lambda _step, _metrics: None
@@ -76,6 +79,8 @@ class Distillation:
         num_layers = int(target.config.get_text_config().num_hidden_layers)
         layers = resolve_layers(self.recipe.layers, num_layers)
         student = build_student(target, layers, token_ids)
+        if self.source is not None:
+            start_from(self.source, student, target, layers)
         self._make_trainable(student)
         signals = self._signals(partial, sequences)
         outcome = distill(
@@ -89,7 +94,7 @@ class Distillation:
         )
         lineage = Lineage(
             self.name,
-            recipe_digest(self.recipe, self.config),
+            self._recipe_digest(),
             self.target.identity.digest,
             self.target.identity.tokenizer_digest,
             self.corpus_digest,
@@ -102,8 +107,12 @@ class Distillation:
         keep_only(partial / "signals", self._signal_key())
         return manifest
 
+    def _recipe_digest(self) -> str:
+        started_from = None if self.source is None else self.source.draft_digest
+        return recipe_digest(self.recipe, self.config, started_from=started_from)
+
     def _key(self) -> str:
-        settings = recipe_digest(self.recipe, self.config)
+        settings = self._recipe_digest()
         return digest_json([self.target.identity.digest, self.corpus_digest, settings])
 
     def _signal_key(self) -> str:
@@ -162,4 +171,13 @@ class Distillation:
                 {name: entry[name] for name in ("step", "loss", "alpha")}
                 for entry in outcome.history
             ],
+        } | self._origin()
+
+    def _origin(self) -> dict[str, Any]:
+        if self.source is None:
+            return {}
+        digests = {
+            "pair_digest": self.source.pair_digest,
+            "draft_digest": self.source.draft_digest,
         }
+        return {"started_from": digests}

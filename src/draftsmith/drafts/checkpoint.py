@@ -1,8 +1,8 @@
 """A draft on disk.
 
-`draft.json`, `config.json`, `model.safetensors` (its own weights only) and, if trimmed,
-`vocabulary.safetensors`. Embedding and head come from the target at load time, so a draft can only
-be loaded beside a target; its digests are verified.
+A student: `draft.json`, `config.json`, `model.safetensors` (its own weights only) and, if trimmed,
+`vocabulary.safetensors`. Embedding and head come from the target at load time, so it can only be
+loaded beside a target. A whole model: `draft.json` in its checkpoint. Digests are verified.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from draftsmith.artifacts import atomic_directory, digest_file, digest_json, read_json, writing
+from draftsmith.drafts.causal_lm import load_causal_lm, verify_causal_lm
 from draftsmith.drafts.manifest import (
+    CAUSAL_LM,
     FILE_NAME,
     SCHEMA,
     STUDENT,
@@ -115,7 +117,7 @@ def load_draft(
     """Load a draft and join it to `target`.
 
     Args:
-        directory: What `save_draft` wrote.
+        directory: A draft with its manifest.
         target: Live target.
         target_digest: Digest of `target`; None skips the comparison with the manifest (drift tests
             put a draft on another target).
@@ -128,9 +130,16 @@ def load_draft(
         raise DraftError(
             f"loading the draft in {directory}",
             found=f"target {target_digest}",
-            expected=f"target {manifest.target_digest}, from which it was distilled",
+            expected=f"target {manifest.target_digest}, which it was made for",
             remedy="load the matching target, or distil a draft for this one with `dvc repro`",
         )
+    if manifest.family == CAUSAL_LM:
+        verify_causal_lm(directory, manifest)
+        return LoadedDraft(load_causal_lm(directory, target), None, manifest)
+    return _load_student(directory, target, manifest)
+
+
+def _load_student(directory: Path, target: PreTrainedModel, manifest: DraftManifest) -> LoadedDraft:
     state, token_ids = _verified(directory, manifest)
     vocab_size = target.get_output_embeddings().weight.shape[0]
     if token_ids is not None and int(token_ids.max()) >= vocab_size:
@@ -208,8 +217,10 @@ def copy_draft(source: Path, directory: Path) -> DraftManifest:
         DraftError: The source is damaged.
     """
     manifest = read_manifest(source)
-    _verified(source, manifest)
+    if manifest.family == CAUSAL_LM:
+        verify_causal_lm(source, manifest)
+    else:
+        _verified(source, manifest)
     with atomic_directory(directory) as folder:
-        for file in sorted(source.iterdir()):
-            shutil.copy2(file, folder / file.name)
+        shutil.copytree(source, folder, dirs_exist_ok=True)
     return manifest

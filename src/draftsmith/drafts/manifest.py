@@ -25,17 +25,17 @@ class DraftManifest:
     Attributes:
         schema: Version of this record.
         family: How it drafts: `student` (under the target's embedding and head) or `causal-lm`
-            (a model of its own, measured but not registered).
+            (a whole model with the target's tokenizer).
         recipe: Name of the recipe under conf/draft/.
         recipe_digest: Digest of the recipe's and the training's settings.
         digest: Identity: weights, vocabulary map and architecture.
         weights_digest: sha256 of model.safetensors.
         vocabulary_digest: Digest of the vocabulary map, None for the full vocabulary.
-        target_digest: The target it was distilled from.
+        target_digest: The target it was distilled from, or was taken over for.
         tokenizer_digest: The tokenizer it shares with its target.
-        corpus_digest: The corpus it was distilled on.
+        corpus_digest: The corpus it was distilled on; empty when it was trained elsewhere.
         architecture: Facts needed to rebuild it.
-        training: Facts of the training run.
+        training: Facts of the training run, or where the draft came from.
     """
 
     schema: int

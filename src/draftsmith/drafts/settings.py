@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -26,3 +29,26 @@ class StudentConfig:
             raise ValueError("layers must name at least one layer of the target")
         if self.vocabulary_size < 0:
             raise ValueError("vocabulary_size must be 0 (whole vocabulary) or more")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """A recipe of family `checkpoint`: a draft that was trained elsewhere, taken over as it is.
+
+    Attributes:
+        family: `checkpoint`.
+        source: Folder that it came from; the copy in models/imported/ is looked for first.
+        digest: Of its files, so that another checkpoint is another recipe.
+    """
+
+    family: Literal["checkpoint"]
+    source: str
+    digest: str
+
+    def __post_init__(self) -> None:
+        """Check the digest's form."""
+        if not _DIGEST.fullmatch(self.digest):
+            raise ValueError("digest must be 64 hex digits: `draftsmith import-draft` writes it")
+
+
+RecipeConfig = StudentConfig | CheckpointConfig

@@ -11,6 +11,8 @@ from typing import Any
 
 from draftsmith.errors import EvidenceError
 
+ENGINE_PACKAGES = ("draftsmith", "torch", "transformers")
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -19,15 +21,24 @@ class Recorded:
     Attributes:
         pair: RegisteredPair: name, version, digests, recipe, `live_drift`.
         record: RecipeEvaluation of that pair on its own target.
+        benchmark: RecipeBenchmark of that pair with its device; None where it was not read.
     """
 
     pair: Mapping[str, Any]
     record: Mapping[str, Any]
+    benchmark: Mapping[str, Any] | None = None
 
     @property
     def label(self) -> str:
         """How sentences name the pair."""
         return f"version {self.pair['version']}"
+
+    @property
+    def engine_versions(self) -> dict[str, str]:
+        """Versions of the packages that the pair was measured with, as far as its record says."""
+        benchmark = self.benchmark or {}
+        stated = {**benchmark.get("device", {}), **benchmark.get("packages", {})}
+        return {name: str(stated[name]) for name in ENGINE_PACKAGES if stated.get(name)}
 
 
 def alpha_by_prompt(record: Mapping[str, Any], temperature: str) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """The incumbent test: has the newest promoted draft of another target drifted from the new one?
 
 Its own record (old draft, old target) is compared with a new measurement (old draft, new target)
-on the same frozen prompts. Pure; the measurement is made elsewhere.
+on the same frozen prompts, and what changed is named: parts of the target, the engine, the
+prompts. Pure; the measurement is made elsewhere.
 """
 
 from __future__ import annotations
@@ -10,10 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
-from draftsmith.drift.comparison import Comparison, DomainComparison, compare, compare_domains
+from draftsmith.drift.comparison import Comparison, compare, compare_domains
 from draftsmith.drift.evidence import Recorded, alpha_by_prompt, domain_by_prompt, temperatures
+from draftsmith.drift.prediction import predicted_changes
 from draftsmith.drift.settings import DriftConfig
-from draftsmith.drift.wording import change_clause, domain_reasons
+from draftsmith.drift.wording import (
+    change_clause,
+    domain_reasons,
+    engine_reasons,
+    predicted_reasons,
+    target_reasons,
+    traffic_reasons,
+)
 
 Verdict = Literal["matched", "drifted", "unknown", "none"]
 
@@ -41,6 +50,15 @@ def rules_out_reuse(changed: Sequence[str]) -> bool:
     return any(name in changed for name in _RULE_OUT_REUSE)
 
 
+def engine_changes(old: Mapping[str, str], new: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """Packages of the engine whose version is known on both sides and differs."""
+    return {
+        name: [version, now]
+        for name, version in old.items()
+        if (now := new.get(name)) and now != version
+    }
+
+
 def incumbent_report(
     incumbent: Recorded | None,
     measured: Mapping[str, Any] | None,
@@ -53,8 +71,8 @@ def incumbent_report(
 
     Args:
         incumbent: The newest promoted pair of another target, if there is one.
-        measured: RecipeEvaluation of its draft on the new target; None where it could not be
-            measured.
+        measured: RecipeEvaluation of its draft on the new target, with today's `packages`; None
+            where it could not be measured.
         changed: Components in which the two targets differ; `SHAPE` where the draft did not fit.
         config: Margin, confidence, temperature and minimum number of prompts.
         seed: Seed of the intervals.
@@ -67,11 +85,14 @@ def incumbent_report(
         "verdict": "none",
         "reasons": ["There is no promoted pair of another target to test."],
         "changed": list(changed),
+        "engine": {},
+        "prompts": {"common": 0, "new": 0, "gone": 0},
         "incumbent": None if incumbent is None else dict(incumbent.pair),
         "temperature": config.temperature_key,
         "margin": config.margin,
         "num_prompts": 0,
         "pooled": None,
+        "predicted": None,
         "by_temperature": {},
         "by_domain": {},
         "record": None,
@@ -89,7 +110,12 @@ def incumbent_report(
     if measured is None:
         reason = f"The draft of {incumbent.label} was not measured on the new target."
         return report | {"verdict": "unknown", "reasons": [reason]}
-    return report | _compared(incumbent, measured, config=config, seed=seed)
+    judged = _compared(incumbent, measured, config=config, seed=seed)
+    judged["reasons"] += target_reasons(changed)
+    if incumbent.pair.get("live_drift"):
+        tagged = f"{incumbent.label.capitalize()} carries a live-drift tag from its traffic."
+        judged["reasons"].append(tagged)
+    return report | judged
 
 
 def judge(pooled: Comparison, config: DriftConfig) -> Verdict:
@@ -115,22 +141,45 @@ def _compared(
 ) -> dict[str, Any]:
     key = config.temperature_key
     before, after = alpha_by_prompt(incumbent.record, key), alpha_by_prompt(measured, key)
-    if not before.keys() & after.keys():
+    prompts = {
+        "common": len(before.keys() & after.keys()),
+        "new": len(after.keys() - before.keys()),
+        "gone": len(before.keys() - after.keys()),
+    }
+    engine = engine_changes(incumbent.engine_versions, measured.get("packages", {}))
+    base = {"record": dict(measured), "prompts": prompts, "engine": engine}
+    if not prompts["common"]:
         reason = f"{incumbent.label.capitalize()} was evaluated on none of today's eval prompts."
-        return {"verdict": "unknown", "reasons": [reason], "record": dict(measured)}
+        return base | {"verdict": "unknown", "reasons": [reason]}
     pooled = compare(before, after, seed=seed, confidence=config.confidence)
     domains = compare_domains(
         before, after, domains=domain_by_prompt(measured), seed=seed, config=config
     )
+    predicted = None
+    if incumbent.benchmark is not None:
+        predicted = predicted_changes(
+            before,
+            after,
+            benchmark=incumbent.benchmark,
+            temperature=key,
+            seed=seed,
+            confidence=config.confidence,
+        )
     verdict = judge(pooled, config)
-    return {
+    return base | {
         "verdict": verdict,
-        "reasons": _reasons(verdict, incumbent, pooled=pooled, domains=domains, config=config),
+        "reasons": [
+            _pooled_reason(verdict, incumbent, pooled=pooled, config=config),
+            *domain_reasons(domains),
+            *predicted_reasons(predicted),
+            *traffic_reasons(prompts),
+            *engine_reasons(engine),
+        ],
         "num_prompts": pooled.num_prompts,
         "pooled": asdict(pooled),
+        "predicted": predicted,
         "by_temperature": _by_temperature(incumbent.record, measured, config=config, seed=seed),
         "by_domain": {name: domain.as_record() for name, domain in domains.items()},
-        "record": dict(measured),
     }
 
 
@@ -147,14 +196,9 @@ def _by_temperature(
     return results
 
 
-def _reasons(
-    verdict: Verdict,
-    incumbent: Recorded,
-    *,
-    pooled: Comparison,
-    domains: Mapping[str, DomainComparison],
-    config: DriftConfig,
-) -> list[str]:
+def _pooled_reason(
+    verdict: Verdict, incumbent: Recorded, *, pooled: Comparison, config: DriftConfig
+) -> str:
     measured = change_clause(pooled, config, subject=f"alpha of the draft of {incumbent.label}")
     few = pooled.num_prompts < config.min_prompts
     ending = {
@@ -164,8 +208,4 @@ def _reasons(
         if few
         else f"the interval is too wide to tell at a margin of {config.margin:.3f}",
     }[verdict]
-    reasons = [f"On the new target {measured}: {ending}."]
-    reasons += domain_reasons(domains)
-    if incumbent.pair.get("live_drift"):
-        reasons.append(f"{incumbent.label.capitalize()} carries a live-drift tag from its traffic.")
-    return reasons
+    return f"On the new target {measured}: {ending}."

@@ -1,4 +1,4 @@
-"""What counts as drift: the `drift` section of the configuration."""
+"""What counts as drift: the `drift` and `monitor` sections of the configuration."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Literal
 from draftsmith.errors import ConfigError
 
 _FEWEST_PROMPTS = 2  # one prompt has no spread
+_FEWEST_REQUESTS = 20  # a t test on fewer ratios would trust their spread too much
+_FEWEST_PER_FALSE_SIGNAL = 1000
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,8 @@ class DriftConfig:
         confidence: Coverage of the intervals; 1 - confidence is the level of the domain flags.
         temperature: Temperature whose alpha is judged; the others are reported.
         min_prompts: Fewer common prompts than this make the verdict unknown.
-        on_match: What a matched incumbent leads to: its draft is reused, or a new one is distilled.
+        on_match: What a matched incumbent leads to: its draft is reused, or a new one is distilled
+            from its weights (warm_start) or from the target's layers (retrain).
         critical_domains: Domains whose flag blocks a promotion instead of warning.
     """
 
@@ -27,7 +30,7 @@ class DriftConfig:
     confidence: float
     temperature: float
     min_prompts: int
-    on_match: Literal["reuse", "retrain"]
+    on_match: Literal["reuse", "warm_start", "retrain"]
     critical_domains: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -60,6 +63,46 @@ class DriftConfig:
         return temperature_key(self.temperature)
 
 
+@dataclass(frozen=True)
+class MonitorConfig:
+    """How live telemetry is judged; `drift.margin` is the drop that matters.
+
+    A section of its own: no stage reads it, so a change reruns none.
+
+    Attributes:
+        window: Newest requests of a stratum that are judged, and oldest that say what is usual; at
+            most half of its requests each.
+        min_requests: A stratum with fewer in a window is not judged.
+        confidence: One minus the level of all tests; that of decay is shared by all strata.
+        requests_per_false_signal: Mean number of requests between false signals of Page-Hinkley.
+        traffic_shift: Change of the domain mix (total variation) or of prompt lengths (Cliff's
+            delta) that is reported.
+        engine_shift: Change of the mix of draft lengths (total variation) that is reported.
+    """
+
+    window: int
+    min_requests: int
+    confidence: float
+    requests_per_false_signal: int
+    traffic_shift: float
+    engine_shift: float
+
+    def __post_init__(self) -> None:
+        """Refuse values under which nothing, or everything, is an alarm."""
+        for key, least in (
+            ("min_requests", _FEWEST_REQUESTS),
+            ("window", max(self.min_requests, _FEWEST_REQUESTS)),
+            ("requests_per_false_signal", _FEWEST_PER_FALSE_SIGNAL),
+        ):
+            value = getattr(self, key)
+            expected = f"{least} or more"
+            _require(value >= least, f"monitor.{key}", found=value, expected=expected)
+        for key in ("confidence", "traffic_shift", "engine_shift"):
+            value = getattr(self, key)
+            expected = "a number between 0 and 1"
+            _require(0 < value < 1, f"monitor.{key}", found=value, expected=expected)
+
+
 def temperature_key(temperature: float) -> str:
     """The key of a temperature in the reports: 0 -> "0.0", 0.7 -> "0.7"."""
     return str(float(temperature))
@@ -71,5 +114,5 @@ def _require(holds: bool, key: str, *, found: float, expected: str) -> None:
             f"reading {key}",
             found=str(found),
             expected=expected,
-            remedy="correct it under conf/drift/",
+            remedy=f"correct it under conf/{key.partition('.')[0]}/",
         )

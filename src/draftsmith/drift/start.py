@@ -1,4 +1,7 @@
-"""Where distillation starts: a known pair, the incumbent's draft, or from the target.
+"""Where each draft comes from: a known pair, the incumbent, or training from either model.
+
+Reuse takes the incumbent's draft as it is; a warm start trains on from its weights; a retraining
+starts from the target's layers.
 
 The content of `build/start.json` triggers training when it changes, so its reasons hold no
 measured number: a second measurement must not retrain anything. Pure.
@@ -6,7 +9,7 @@ measured number: a second measurement must not retrain anything. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,14 +25,14 @@ class StartConfig:
     """The `start` section.
 
     Attributes:
-        action: `auto` follows the incumbent test; `reuse` and `retrain` overrule it.
+        action: `auto` follows the incumbent test; the others overrule it and known pairs.
     """
 
-    action: Literal["auto", "reuse", "retrain"] = "auto"
+    action: Literal["auto", "reuse", "warm_start", "retrain"] = "auto"
 
 
 def start_report(
-    recipes: Mapping[str, str],
+    recipes: Mapping[str, Sequence[str]],
     *,
     known: Mapping[str, Pair | None],
     incumbent: Mapping[str, Any] | None,
@@ -39,27 +42,29 @@ def start_report(
     """The content of `build/start.json`.
 
     Args:
-        recipes: The draft recipes of this run, name -> digest of its settings.
+        recipes: The draft recipes of this run, name -> the digests that drafts of its settings can
+            have.
         known: For each recipe the registered, not quarantined pair of the same target, recipe and
             corpus, if there is one.
-        incumbent: `reports/incumbent.json`; its `incumbent` is the pair whose draft may be reused.
+        incumbent: `reports/incumbent.json`; its `incumbent` is the pair whose draft may be reused
+            or trained on.
         config: Whether the configuration overrules the test.
         drift: The drift section, for its `on_match`.
 
     Raises:
-        EvidenceError: Reuse is demanded and there is no draft that could be reused.
+        EvidenceError: The incumbent's draft is demanded and there is none that could be taken.
     """
     report: Mapping[str, Any] = incumbent or {"verdict": "none", "incumbent": None, "changed": []}
     pair: Pair | None = report["incumbent"]
-    if config.action == "reuse":
-        _require_reusable(pair, recipes, changed=report["changed"])
+    if config.action in ("reuse", "warm_start"):
+        _require_usable(pair, recipes, action=config.action, changed=report["changed"])
     decisions: dict[str, Any] = {}
     for recipe in recipes:
         match config.action:
             case "retrain":
                 decisions[recipe] = _retrain("The configuration asks for a new draft.")
-            case "reuse":
-                decisions[recipe] = _forced_reuse(recipe, pair)
+            case "reuse" | "warm_start":
+                decisions[recipe] = _forced(config.action, recipe, pair)
             case "auto":
                 decisions[recipe] = _automatic(
                     recipes[recipe], known.get(recipe), report=report, drift=drift
@@ -68,7 +73,7 @@ def start_report(
 
 
 def _automatic(
-    recipe_digest: str, known: Pair | None, *, report: Mapping[str, Any], drift: DriftConfig
+    digests: Sequence[str], known: Pair | None, *, report: Mapping[str, Any], drift: DriftConfig
 ) -> dict[str, Any]:
     if known is not None and not known["live_drift"]:
         return _take("known", known, reason="This pair of target, recipe and corpus is registered.")
@@ -80,15 +85,15 @@ def _automatic(
         )
     pair: Pair | None = report["incumbent"]
     if pair is None or report["verdict"] == "none":
-        return _retrain("There is no promoted pair of another target whose draft could be reused.")
-    return _from_incumbent(recipe_digest, pair, verdict=report["verdict"], drift=drift)
+        return _retrain("There is no promoted pair of another target whose draft could be used.")
+    return _from_incumbent(digests, pair, verdict=report["verdict"], drift=drift)
 
 
 def _from_incumbent(
-    recipe_digest: str, pair: Pair, *, verdict: str, drift: DriftConfig
+    digests: Sequence[str], pair: Pair, *, verdict: str, drift: DriftConfig
 ) -> dict[str, Any]:
     label = f"The draft of version {pair['version']}"
-    if pair["recipe_digest"] != recipe_digest:
+    if pair["recipe_digest"] not in digests:
         return _retrain(f"{label} was built by another recipe or with other settings.")
     if pair["live_drift"]:
         return _retrain(f"{label} carries a live-drift tag.")
@@ -98,19 +103,17 @@ def _from_incumbent(
         return _retrain(f"Whether {label[0].lower()}{label[1:]} still matches is unknown.")
     if drift.on_match == "retrain":
         return _retrain(f"{label} still matches, and the configuration asks for a new one anyway.")
-    return _take("reuse", pair, reason=f"{label} still matches the new target.")
+    return _take(drift.on_match, pair, reason=f"{label} still matches the new target.")
 
 
-def _forced_reuse(recipe: str, pair: Pair | None) -> dict[str, Any]:
+def _forced(action: str, recipe: str, pair: Pair | None) -> dict[str, Any]:
     if pair is None or pair["recipe"] != recipe:
-        return _retrain(
-            "Reuse is asked for, and the incumbent's draft was built by another recipe."
-        )
-    return _take("reuse", pair, reason="The configuration asks for the incumbent's draft.")
+        return _retrain("The incumbent's draft is asked for, and it was built by another recipe.")
+    return _take(action, pair, reason="The configuration asks for the incumbent's draft.")
 
 
-def _require_reusable(
-    pair: Pair | None, recipes: Mapping[str, str], *, changed: Sequence[str]
+def _require_usable(
+    pair: Pair | None, recipes: Collection[str], *, action: str, changed: Sequence[str]
 ) -> None:
     if pair is None:
         found = "no promoted pair of another target"
@@ -121,7 +124,7 @@ def _require_reusable(
     else:
         return
     raise EvidenceError(
-        "reusing a draft (start.action: reuse)",
+        f"taking the incumbent's draft (start.action: {action})",
         found=found,
         expected=f"a promoted draft of {' or '.join(recipes)}, of the same tokenizer and width",
         remedy="set start.action to auto or retrain, or name the promoted recipe under recipes",

@@ -7,16 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.corpus.rollouts import Rollout
-from draftsmith.decoding import DraftModelProposer, Engine, Event, Request, Result, SamplingParams
+from draftsmith.decoding import (
+    DraftModelProposer,
+    Engine,
+    Event,
+    Request,
+    Result,
+    SamplingParams,
+    with_lookup,
+)
 from draftsmith.decoding.distribution import OneHot, SamplingTensors, densify, distribution
-from draftsmith.decoding.trace import Trace
+from draftsmith.decoding.trace import Trace, position_counts
 from draftsmith.drafts.checkpoint import LoadedDraft
 from draftsmith.drafts.student import head_logits
 from draftsmith.evaluation.intervals import Estimate, bootstrap_ratio_of_sums
@@ -131,6 +139,7 @@ class DecodingPlan:
     """How prompts are decoded when survival and tau are measured."""
 
     draft_length: int
+    lookup_length: int
     max_new_tokens: int
     batch_size: int
     stop_ids: tuple[int, ...]
@@ -147,8 +156,10 @@ def decode(
     on_event: Callable[[Event], None] = lambda _event: None,
 ) -> dict[str, Result]:
     """Decode (id, token ids) prompts speculatively; results by prompt id."""
-    proposer = DraftModelProposer(draft.model, draft.token_ids)
-    engine = Engine(target, proposer, max_rows=plan.batch_size, draft_length=plan.draft_length)
+    proposer, length = with_lookup(
+        DraftModelProposer(draft.model, draft.token_ids), plan.draft_length, plan.lookup_length
+    )
+    engine = Engine(target, proposer, max_rows=plan.batch_size, draft_length=length)
     params = SamplingParams(
         max_new_tokens=plan.max_new_tokens,
         temperature=temperature,
@@ -161,6 +172,14 @@ def decode(
         if event.result is not None:
             results[event.request_id] = event.result
     return results
+
+
+def copied_rounds(traces: Sequence[Trace], lookup_length: int) -> dict[str, Any]:
+    """Share of the rounds that were copied from the text, and their survival by position."""
+    rounds = sum(trace.num_rounds for trace in traces)
+    copied = sum(sum(trace.from_text) for trace in traces)
+    counts = position_counts(traces, lookup_length, from_text=True)
+    return {"share": copied / rounds if rounds else 0.0, "survival": counts.survival}
 
 
 def estimate_tau(traces: Sequence[Trace], *, seed: int) -> Estimate:

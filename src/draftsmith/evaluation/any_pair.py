@@ -15,11 +15,13 @@ from draftsmith.corpus.chat import make_chat
 from draftsmith.corpus.prompts import Prompt, bundled_prompts, is_eval, read_jsonl
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.decoding.trace import position_counts
+from draftsmith.drafts.causal_lm import describe, identify_causal_lm, load_causal_lm
 from draftsmith.drafts.checkpoint import LoadedDraft, load_draft
-from draftsmith.drafts.manifest import CAUSAL_LM, FILE_NAME, SCHEMA, DraftManifest, read_manifest
-from draftsmith.errors import CorpusError, DraftMisfitError
+from draftsmith.drafts.manifest import FILE_NAME, read_manifest
+from draftsmith.errors import CorpusError
 from draftsmith.evaluation.acceptance import (
     DecodingPlan,
+    copied_rounds,
     decode,
     estimate_tau,
     in_turn,
@@ -27,12 +29,12 @@ from draftsmith.evaluation.acceptance import (
 )
 from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.benchmark import OnPhase, PairBench, silent
+from draftsmith.evaluation.cost_model import Survival
 from draftsmith.evaluation.intervals import bootstrap_mean
 from draftsmith.evaluation.settings import BenchmarkConfig
 from draftsmith.evaluation.timing import timed
 from draftsmith.targets.compatibility import require_same_tokenizer
-from draftsmith.targets.identity import TargetIdentity
-from draftsmith.targets.loading import LoadedTarget, load_target
+from draftsmith.targets.loading import LoadedTarget
 
 EVAL_FRACTION = 0.33  # of the bundled prompts, as the default corpus holds out
 CONFIG = BenchmarkConfig(
@@ -47,6 +49,7 @@ CONFIG = BenchmarkConfig(
     repeats=15,
     seed=0,
 )
+LOOKUP_LENGTH = 5  # as pairs of the default configuration are served
 _FEWEST_PROMPTS, _MOST_PROMPTS = 4, 64
 _MOST_CALIBRATION = 8
 # Cost of the phases in units of one prompt decoded plainly: five arms of which one is slow, and
@@ -58,42 +61,16 @@ def load_any_draft(target: LoadedTarget, directory: Path) -> LoadedDraft:
     """A draft of ours, or any causal LM with the target's tokenizer and output rows.
 
     Raises:
-        DraftError: Another tokenizer, other output rows, or a damaged draft.
-        TargetError: A checkpoint that cannot be decoded with.
+        DraftError: Another tokenizer, other output rows, a damaged draft, or a checkpoint that
+            cannot be decoded with.
     """
     if (directory / FILE_NAME).is_file():
         require_same_tokenizer(target.identity, read_manifest(directory).tokenizer_digest)
         return load_draft(directory, target.model, target_digest=None)
-    model = target.model
-    draft = load_target(directory, dtype=target.identity.dtype, device=str(model.device))
-    require_same_tokenizer(target.identity, draft.identity.tokenizer_digest)
-    rows, wanted = (len(m.get_output_embeddings().weight) for m in (draft.model, model))
-    if rows != wanted:
-        raise DraftMisfitError(
-            f"joining the draft in {directory} to its target",
-            found=f"{rows} output rows",
-            expected=f"{wanted}, as the target has",
-            remedy="take a draft of the target's own family and vocabulary",
-        )
-    return LoadedDraft(draft.model, None, _manifest(directory, draft.identity))
-
-
-def _manifest(directory: Path, identity: TargetIdentity) -> DraftManifest:
-    """What is known of a checkpoint that draftsmith did not make: what it is, not where from."""
-    return DraftManifest(
-        schema=SCHEMA,
-        family=CAUSAL_LM,
-        recipe=directory.resolve().name,
-        recipe_digest="",
-        digest=identity.digest,
-        weights_digest=identity.weights_digest,
-        vocabulary_digest=None,
-        target_digest="",
-        tokenizer_digest=identity.tokenizer_digest,
-        corpus_digest="",
-        architecture={"model_type": identity.model_type, "dtype": identity.dtype},
-        training={},
-    )
+    identity = identify_causal_lm(directory, target.identity.dtype)
+    require_same_tokenizer(target.identity, identity.tokenizer_digest)
+    manifest = describe(identity, recipe=directory.resolve().name)
+    return LoadedDraft(load_causal_lm(directory, target.model), None, manifest)
 
 
 def measure(
@@ -125,9 +102,11 @@ def measure(
     chat = make_chat(target.model, target.tokenizer)
     encoded = in_turn([(p.prompt_id, p.domain, chat.prompt_ids(p)) for p in prompts])
     acceptance = _acceptance(target, draft, encoded, chat.stop_ids, config)
-    contestants = Contestants(target.model, draft, chat.stop_ids)
+    contestants = Contestants(target.model, draft, chat.stop_ids, LOOKUP_LENGTH)
     bench = PairBench(config, contestants, encoded, on_phase=on_phase)
-    entry = bench.run(acceptance["survival"]) | acceptance
+    copied = acceptance["copied"]
+    survival = Survival(acceptance["survival"], copied["share"], copied["survival"])
+    entry = bench.run(survival) | acceptance
     pair = {"target": target.identity.digest, "draft": draft.manifest.digest}
     return {
         **entry,
@@ -149,7 +128,9 @@ def _acceptance(
     """Alpha, survival and tau at temperature 0, on twice the calibration prompts."""
     chosen = [(str(i), ids) for i, ids in enumerate(encoded[: config.calibration_prompts * 2])]
     length = config.max_draft_length
-    plan = DecodingPlan(length, config.max_new_tokens, len(chosen), stop_ids, config.seed)
+    plan = DecodingPlan(
+        length, LOOKUP_LENGTH, config.max_new_tokens, len(chosen), stop_ids, config.seed
+    )
     results = decode(target.model, draft, chosen, temperature=0.0, plan=plan)
     # Speculative greedy answers are the target's own, so alpha needs no answers of its own.
     answers = [
@@ -161,6 +142,7 @@ def _acceptance(
         "alpha": asdict(bootstrap_mean([a.alpha for a in alphas.values()], seed=config.seed)),
         "block_efficiency": asdict(estimate_tau(traces, seed=config.seed)),
         "survival": position_counts(traces, length).survival,
+        "copied": copied_rounds(traces, LOOKUP_LENGTH),
     }
 
 

@@ -6,6 +6,7 @@ All of them run on the same weights.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,9 @@ from draftsmith.decoding import (
     Proposer,
     Request,
     SamplingParams,
+    with_lookup,
 )
+from draftsmith.decoding.draft_length import RoundCosts
 from draftsmith.decoding.slot_model import SlotModel
 from draftsmith.drafts.checkpoint import LoadedDraft, with_full_head
 from draftsmith.drafts.manifest import CAUSAL_LM
@@ -51,25 +54,28 @@ class Contestants:
         target: Live target, driven by the engine.
         draft: Joined to it.
         stop_ids: Ids that end a response.
+        lookup_length: Tokens that our engine copies from the text in the place of a draft.
         temperature: Of every arm.
     """
 
     target: PreTrainedModel
     draft: LoadedDraft
     stop_ids: tuple[int, ...]
+    lookup_length: int = 0
     temperature: float = 0.0
 
     def engine(self, draft_length: int, *, max_new_tokens: int, batch_size: int = 1) -> Arm:
         """Our engine with the draft; draft length 0 is the autoregressive baseline."""
-        proposer = NoProposer() if draft_length == 0 else self._proposer()
-        return self._arm(proposer, draft_length, max_new_tokens, batch_size)
+        if draft_length == 0:
+            return self._arm(NoProposer(), 0, max_new_tokens, batch_size)
+        draft = DraftModelProposer(self.draft.model, self.draft.token_ids)
+        proposer, length = with_lookup(draft, draft_length, self.lookup_length)
+        return self._arm(proposer, length, max_new_tokens, batch_size)
 
     def prompt_lookup(self, draft_length: int, *, max_new_tokens: int) -> Arm:
-        """Our engine with the free baseline."""
-        return self._arm(PromptLookupProposer(), draft_length, max_new_tokens, 1)
-
-    def _proposer(self) -> DraftModelProposer:
-        return DraftModelProposer(self.draft.model, self.draft.token_ids)
+        """Our engine with the free baseline; copies are as long as those of the pair."""
+        length = self.lookup_length or draft_length
+        return self._arm(PromptLookupProposer(), length, max_new_tokens, 1)
 
     def _arm(self, proposer: Proposer, draft_length: int, max_new_tokens: int, rows: int) -> Arm:
         engine = Engine(self.target, proposer, max_rows=rows, draft_length=draft_length)
@@ -138,19 +144,25 @@ class Contestants:
 
 @torch.inference_mode()
 def forward_costs(
-    contestants: Contestants, widths: Sequence[int], *, batch_size: int, repeats: int
+    contestants: Contestants,
+    widths: Sequence[int],
+    *,
+    batch_size: int,
+    repeats: int,
+    context: int = _COST_CONTEXT,
 ) -> ForwardCosts:
-    """Isolated forwards over the slot cache behind a context of 160 tokens, timed in turn.
+    """Isolated forwards over the slot cache, timed in turn.
 
     Args:
         contestants: The pair.
         widths: Positions of a verification; 1 is a plain step.
         batch_size: Rows.
         repeats: Repetitions; the median counts.
+        context: Tokens before these positions; fewer where the models hold no more.
     """
     target, draft = SlotModel(contestants.target), SlotModel(contestants.draft.model)
     limit = min(target.max_positions, draft.max_positions)
-    context = min(_COST_CONTEXT, limit - max(widths))
+    context = min(context, limit - max(widths))
     rows = torch.arange(batch_size, device=target.device)[:, None] * 0
     for model in (target, draft):
         model.reserve(rows=batch_size, slots=context + max(widths))
@@ -165,3 +177,32 @@ def forward_costs(
     times = median_ms({"draft": partial(step, draft, 1), **actions}, repeats)
     verify = {width: times[f"target-{width}"] for width in sorted({1, *widths})}
     return ForwardCosts(times["target-1"], times["draft"], verify)
+
+
+def round_costs(
+    contestants: Contestants,
+    max_length: int,
+    *,
+    rows: Sequence[int],
+    contexts: Sequence[int],
+    repeats: int,
+) -> RoundCosts:
+    """What rounds cost by batch and context, for an adaptive draft length.
+
+    Args:
+        contestants: The pair.
+        max_length: Longest draft length.
+        rows: Batch sizes to measure.
+        contexts: Contexts to measure, tokens.
+        repeats: Repetitions of each forward; the median counts.
+    """
+    widths = range(1, max_length + 2)
+    verify, draft = {}, {}
+    for cell in itertools.product(sorted(rows), sorted(contexts)):
+        size, context = cell
+        measured = forward_costs(
+            contestants, widths, batch_size=size, repeats=repeats, context=context
+        )
+        verify[cell] = [measured.verify_ms[width] for width in widths]
+        draft[cell] = measured.draft_step_ms
+    return RoundCosts(tuple(sorted(rows)), tuple(sorted(contexts)), verify, draft)

@@ -20,7 +20,12 @@ from draftsmith.corpus.rollouts import Rollout
 from draftsmith.drafts.checkpoint import LoadedDraft
 from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.arms import Contestants, forward_costs
-from draftsmith.evaluation.cost_model import ForwardCosts, expected_tokens, predicted_speedup
+from draftsmith.evaluation.cost_model import (
+    ForwardCosts,
+    Survival,
+    expected_tokens,
+    predicted_speedup,
+)
 from draftsmith.evaluation.settings import BenchmarkConfig
 from draftsmith.evaluation.timing import Timings, interleave, speed_ratio
 
@@ -63,11 +68,11 @@ class PairBench:
     partial: Path | None = None
     on_phase: OnPhase = silent
 
-    def run(self, survival: Sequence[float]) -> dict[str, Any]:
+    def run(self, survival: Survival) -> dict[str, Any]:
         """The entry, identity left out.
 
         Args:
-            survival: By position, measured by the evaluate stage at this temperature.
+            survival: Measured by the evaluate stage at this temperature.
         """
         calibration = self._phase("calibration", self._calibrate)
         length = int(calibration["draft_length"])
@@ -76,6 +81,7 @@ class PairBench:
         batches = self._phase("batches", lambda: self._batches(length))
         return {
             "draft_length": length,
+            "lookup_length": self.contestants.lookup_length,
             "temperature": self.contestants.temperature,
             "calibration": calibration["lengths"],
             **confirmed,
@@ -161,7 +167,8 @@ class PairBench:
         return asdict(speed_ratio(timings[fast], timings[slow], seed=self.config.seed))
 
     def _costs(self, length: int) -> dict[str, Any]:
-        widths = range(1, max(length, self.config.max_draft_length) + 2)
+        longest = max(length, self.config.max_draft_length, self.contestants.lookup_length)
+        widths = range(1, longest + 2)
         self.on_phase("isolated forwards", 1)
         costs = forward_costs(
             self.contestants, list(widths), batch_size=1, repeats=self.config.repeats
@@ -201,7 +208,7 @@ class PairBench:
         return {"batches": entries}
 
     def _prediction(
-        self, survival: Sequence[float], length: int, costs: Mapping[str, Any]
+        self, survival: Survival, length: int, costs: Mapping[str, Any]
     ) -> dict[str, Any]:
         forward = ForwardCosts(
             costs["target_step_ms"],
@@ -252,10 +259,14 @@ class Bench:
         identity = {key: evaluated[key] for key in ("recipe", "draft_digest", "pair_digest")}
         prompts = list({r.prompt_id: (r.domain, r.prompt_ids) for r in self.rollouts}.items())
         ordered = in_turn([(name, domain, ids) for name, (domain, ids) in prompts])
-        key = digest_json([identity, asdict(self.config), dict(device), ordered])
+        lookup_length = int(evaluated["lookup_length"])
+        key = digest_json([identity, asdict(self.config), lookup_length, dict(device), ordered])
         folder = partial / short(key)
-        contestants = Contestants(self.target, draft, self.stop_ids)
+        contestants = Contestants(self.target, draft, self.stop_ids, lookup_length)
         bench = PairBench(self.config, contestants, ordered, folder, self.on_phase)
-        entry = bench.run(evaluated["survival"][str(contestants.temperature)])
+        temperature = str(contestants.temperature)
+        copied = evaluated["copied"][temperature]
+        survival = Survival(evaluated["survival"][temperature], copied["share"], copied["survival"])
+        entry = bench.run(survival)
         shutil.rmtree(folder, ignore_errors=True)
         return identity | entry

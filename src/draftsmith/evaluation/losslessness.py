@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftsmith.decoding import DraftModelProposer, Engine, NoProposer, Request, SamplingParams
+from draftsmith.decoding import (
+    DraftModelProposer,
+    Engine,
+    NoProposer,
+    Proposer,
+    Request,
+    SamplingParams,
+    with_lookup,
+)
 from draftsmith.decoding.acceptance import Proposal, Verdict
 from draftsmith.decoding.batch import pad_prompts
 from draftsmith.decoding.distribution import Distribution, draw
@@ -33,11 +41,13 @@ class SelfTest:
 
     Attributes:
         draft_length: Tokens proposed in a round.
+        lookup_length: Tokens copied from the text in the place of a draft; 0 never copies.
         num_tokens: Tokens of a prompt.
         stop_ids: Ids that end a response.
     """
 
     draft_length: int
+    lookup_length: int
     num_tokens: int
     stop_ids: tuple[int, ...]
 
@@ -78,7 +88,8 @@ def near_ties(
     """Greedy speculative output against the engine without drafts, both in the target's dtype."""
     speculative = greedy(target, draft, prompts, test)
     plain = greedy(target, None, prompts, test)
-    tolerance = rounding_difference(target, prompts, plain, width=test.draft_length + 1)
+    width = max(test.draft_length, test.lookup_length) + 1
+    tolerance = rounding_difference(target, prompts, plain, width=width)
     divergences = [
         divergence
         for name, ids in prompts
@@ -132,8 +143,11 @@ def greedy(
     verify: Verify | None = None,
 ) -> dict[str, list[int]]:
     """Greedy tokens of the engine by prompt, with a draft or without."""
-    proposer = NoProposer() if draft is None else DraftModelProposer(draft.model, draft.token_ids)
-    length = 0 if draft is None else test.draft_length
+    proposer: Proposer = NoProposer()
+    length = 0
+    if draft is not None:
+        model = DraftModelProposer(draft.model, draft.token_ids)
+        proposer, length = with_lookup(model, test.draft_length, test.lookup_length)
     engine = Engine(target, proposer, max_rows=_ROWS, draft_length=length)
     if verify is not None:
         engine.verify = verify

@@ -24,6 +24,7 @@ from draftsmith.errors import EvidenceError
 from draftsmith.evaluation.acceptance import (
     DecodingPlan,
     PromptAlpha,
+    copied_rounds,
     decode,
     estimate_tau,
     in_turn,
@@ -47,6 +48,7 @@ _DECODED_SECTIONS = (
     "conditional_acceptance",
     "accepted_fraction",
     "positions",
+    "copied",
 )
 
 OnPhase = Callable[[str, int], Callable[[int], None]]
@@ -83,6 +85,7 @@ class Evaluator:
         record = self.acceptance(draft)
         decoded = {t: self._decode(draft, t) for t in self.config.temperatures}
         self._add_decoding(record, decoded)
+        record["lookup_length"] = self.config.lookup_length
         record["losslessness"] = self._losslessness(draft, directory)
         return record
 
@@ -165,6 +168,7 @@ class Evaluator:
 
         plan = DecodingPlan(
             self.config.draft_length,
+            self.config.lookup_length,
             self.config.max_new_tokens,
             self.config.batch_size,
             self.stop_ids,
@@ -191,6 +195,7 @@ class Evaluator:
             record["conditional_acceptance"][key] = counts.conditional_acceptance
             record["accepted_fraction"][key] = accepted_fraction(traces)
             record["positions"][key] = self._positions(domains, results)
+            record["copied"][key] = copied_rounds(traces, self.config.lookup_length)
         for prompt in record["prompts"]:
             prompt["tau"] = {
                 _key(t): sum(r[i].trace.committed) / r[i].trace.num_rounds
@@ -242,7 +247,9 @@ class Evaluator:
     def _losslessness(self, draft: LoadedDraft, directory: Path) -> dict[str, Any]:
         prompts = [(r.prompt_id, r.prompt_ids) for r in _fair_order(self.rollouts)]
         config = self.config
-        test = SelfTest(config.draft_length, config.self_test_tokens, self.stop_ids)
+        test = SelfTest(
+            config.draft_length, config.lookup_length, config.self_test_tokens, self.stop_ids
+        )
         done = self.on_phase("losslessness self-test", 3)
         exact_target = copy.deepcopy(self.target).float()
         exact_draft = load_draft(directory, exact_target, target_digest=None)
@@ -278,6 +285,7 @@ def evaluation_report(
         "target_digest": facts["target_digest"],
         "corpus_digest": facts["digest"],
         "draft_length": config.draft_length,
+        "lookup_length": config.lookup_length,
         "temperatures": [_key(temperature) for temperature in config.temperatures],
         "recipes": dict(records),
     }

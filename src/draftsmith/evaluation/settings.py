@@ -20,6 +20,8 @@ class EvaluationConfig:
 
     Attributes:
         draft_length: Tokens proposed in a round when survival and tau are measured.
+        lookup_length: Tokens copied from the text where its last words occurred before, in the
+            place of a draft; 0 never copies. Pairs are measured and served this way.
         temperatures: Each must be among the corpus' eval temperatures.
         decoding_prompts: Eval prompts decoded at each temperature, taken from all domains in turn;
             alpha is measured on all of them.
@@ -32,6 +34,7 @@ class EvaluationConfig:
     """
 
     draft_length: int
+    lookup_length: int
     temperatures: tuple[float, ...]
     decoding_prompts: int
     max_new_tokens: int
@@ -49,6 +52,8 @@ class EvaluationConfig:
         prompts = (self.decoding_prompts, self.exact_prompts, self.near_tie_prompts)
         if min(*sizes, *prompts) < 1:
             raise ValueError("lengths, sizes and prompt counts must be at least 1")
+        if self.lookup_length < 0:
+            raise ValueError(f"lookup_length must be at least 0, found {self.lookup_length}")
 
 
 @dataclass(frozen=True)

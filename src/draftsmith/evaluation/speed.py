@@ -3,7 +3,8 @@
     python -m draftsmith.evaluation.speed --target DIR --draft DIR
 
 Needs torch, Transformers and safetensors only, so it runs on a GPU machine that has neither DVC,
-MLflow, Hydra nor datasets. Its JSON carries the digests of what it measured.
+MLflow, Hydra nor datasets. Its JSON carries the digests of what it measured, the device and the
+time: `draftsmith evidence import` makes it evidence of a registered pair.
 """
 
 from __future__ import annotations

@@ -2,19 +2,26 @@
 
 The checks of drift are here because they depend on one another (a reused draft is judged by its
 own record, a new one against the champion); all others are in `promotion_rule.py`. Pure: reads
-reports, writes nothing.
+reports, writes nothing, is told what day it is. docs/gate.md is the schema of what it returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import date
+from functools import partial
 from typing import Any
 
 from draftsmith.registry import promotion_rule as rule
-from draftsmith.registry.promotion_rule import Check, GateConfig, GateEvidence, Severity
+from draftsmith.registry.checks import Check, check, skipped
+from draftsmith.registry.gate_settings import DEFAULT_SEVERITIES, GateConfig, Severity
+from draftsmith.registry.overrides import applied, valid_until
+from draftsmith.registry.promotion_rule import GateEvidence, RatioRule
 
-__all__ = ["Check", "GateConfig", "GateEvidence", "decide"]
+__all__ = ["SCHEMA", "Check", "GateConfig", "GateEvidence", "decide"]
+
+SCHEMA = 2
 
 _DRIFT_REMEDY = (
     "distil a new draft for this target (start.action: retrain), with prompts like those of the "
@@ -23,73 +30,117 @@ _DRIFT_REMEDY = (
 
 
 def decide(
-    evidence: GateEvidence, *, config: GateConfig, critical_domains: Sequence[str] = ()
+    evidence: GateEvidence,
+    *,
+    config: GateConfig,
+    today: date,
+    critical_domains: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The content of `reports/decision.json`.
 
     Args:
         evidence: The reports.
         config: The `gate` section.
+        today: The day on which overrides must be in force (UTC).
         critical_domains: Domains whose flag blocks (from the `drift` section).
 
     Returns:
-        The verdict is `block` when any check of severity `block` fails. The reasons of a block
-        are the details of those checks.
+        The verdict is `block` when any check of severity `block` fails and is not overridden. The
+        reasons of a block are the details of those checks.
 
     Raises:
         EvidenceError: A report lacks the registered recipe or the judged temperature.
     """
+    severities = {name: config.severity(name) for name in DEFAULT_SEVERITIES}
+    if critical_domains and severities["domains"] == "off":
+        severities["domains"] = "warn"  # to name a domain critical is to ask for the check
+    rules = _rules(evidence, config, severities=severities, critical_domains=critical_domains)
     checks = [
-        rule.losslessness(evidence, config),
-        rule.identity(evidence),
-        rule.quarantine(evidence),
-        rule.alpha(evidence, config),
-        rule.speedup(evidence, config),
-        rule.device(evidence, config),
-        incumbent_test(evidence),
-        drift(evidence, config),
-        non_inferiority(evidence, config),
-        domains(evidence, critical_domains),
-        *_comparisons_of_speed(evidence, config),
+        applied(_judged(name, judge, severities[name]), config.overrides, today=today)
+        for name, judge in rules.items()
     ]
-    failed = [check for check in checks if check.severity == "block" and check.verdict == "fail"]
-    num_blocking = sum(check.severity == "block" and check.verdict == "pass" for check in checks)
-    promoted = f"All {num_blocking} blocking checks that apply passed."
+    blocking = [check for check in checks if check.severity == "block"]
+    failed = [check.detail for check in blocking if check.verdict == "fail"]
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "verdict": "block" if failed else "promote",
         "name": evidence.registration["name"],
         "version": evidence.registration["version"],
         "pair_digest": evidence.registration["pair_digest"],
         "checks": [asdict(check) for check in checks],
-        "reasons": [check.detail for check in failed] or [promoted],
+        "reasons": failed or _reasons_to_promote(blocking),
+        "valid_until": None if failed else valid_until(checks),
     }
 
 
-def incumbent_test(evidence: GateEvidence) -> Check:
+def _rules(
+    evidence: GateEvidence,
+    config: GateConfig,
+    *,
+    severities: Mapping[str, Severity],
+    critical_domains: Sequence[str],
+) -> dict[str, Callable[[], Check]]:
+    """How each check is judged, by its name, in the order of the decision."""
+    return {
+        "losslessness": partial(rule.losslessness, evidence, config),
+        "identity": partial(rule.identity, evidence),
+        "quarantine": partial(rule.quarantine, evidence),
+        "alpha": partial(rule.alpha, evidence, config),
+        "speedup": partial(rule.speedup, evidence, config),
+        "device": partial(rule.device, evidence, config),
+        "incumbent_test": partial(incumbent_test, evidence, severities["incumbent_test"]),
+        "drift": partial(drift, evidence, config),
+        "non_inferiority": partial(non_inferiority, evidence, config),
+        "domains": partial(domains, evidence, severities["domains"], critical_domains),
+        **{
+            ratio.name: partial(rule.ratio, evidence, ratio, severity=severities[ratio.name])
+            for ratio in _ratios(config)
+        },
+    }
+
+
+def _judged(name: str, judge: Callable[[], Check], severity: Severity) -> Check:
+    """The check with its configured severity, which two checks refine themselves."""
+    if severity == "off":
+        return skipped(name, severity="off", requirement="none", why="gate.checks switches it off")
+    judged = judge()
+    refines = name in ("incumbent_test", "domains")
+    return judged if refines else replace(judged, severity=severity)
+
+
+def _reasons_to_promote(blocking: Sequence[Check]) -> list[str]:
+    num_passed = sum(check.verdict == "pass" for check in blocking)
+    overridden = [check for check in blocking if check.verdict == "overridden"]
+    if not overridden:
+        return [f"All {num_passed} blocking checks that apply passed."]
+    names = ", ".join(check.name for check in overridden)
+    passed = f"{num_passed} blocking checks passed; what failed is overridden: {names}."
+    return [passed, *(check.detail for check in overridden)]
+
+
+def incumbent_test(evidence: GateEvidence, severity: Severity) -> Check:
     """How the old draft fares on the new target.
 
-    Blocks only when that draft is proposed for it; a pair that returns is judged by its own record.
+    Only warns unless that draft is proposed for it; a pair that returns is judged by its own
+    record.
     """
     name, requirement = "incumbent_test", "the incumbent's draft still matches the new target"
     report = evidence.incumbent
     pair = None if report is None else report["incumbent"]
     if report is None or pair is None:
-        return rule.skipped(
-            name, severity="warn", requirement=requirement, why="there is no incumbent"
-        )
+        return skipped(name, severity="warn", requirement=requirement, why="there is no incumbent")
     returns = evidence.drift["reference"]["pair_digest"] == evidence.registration["pair_digest"]
     is_proposed = pair["draft_digest"] == evidence.evaluated["draft_digest"] and not returns
-    severity: Severity = "block" if is_proposed else "warn"
+    severity = severity if is_proposed else "warn"
     if report["verdict"] == "unknown":
-        return rule.skipped(
+        return skipped(
             name,
             severity=severity,
             requirement=requirement,
             why="; ".join(_clauses(report["reasons"])),
         )
     failure = "; ".join(_clauses(report["reasons"])) if report["verdict"] == "drifted" else ""
-    return rule.check(
+    return check(
         name,
         severity=severity,
         requirement=requirement,
@@ -106,11 +157,11 @@ def drift(evidence: GateEvidence, config: GateConfig) -> Check:
     is_own = report["reference"]["kind"] == "own_record"
     if not is_own and not report["live_drift"]:
         why = "the draft is new, so it has no record of its own"
-        return rule.skipped(name, severity="block", requirement=requirement, why=why)
+        return skipped(name, severity="block", requirement=requirement, why=why)
     failure = _comparison_failure(report, config) if is_own else ""
     if report["live_drift"]:
         failure = "; ".join(_clauses(report["reasons"]))
-    return rule.check(
+    return check(
         name,
         severity="block",
         requirement=f"{requirement} by {report['margin']:.3f}",
@@ -131,10 +182,8 @@ def non_inferiority(evidence: GateEvidence, config: GateConfig) -> Check:
             if kind == "none"
             else "a reused draft is judged by its own record"
         )
-        return rule.skipped(
-            name, severity="block", requirement="no worse than the champion", why=why
-        )
-    return rule.check(
+        return skipped(name, severity="block", requirement="no worse than the champion", why=why)
+    return check(
         name,
         severity="block",
         requirement=f"lower bound of the change against the {kind} above {-report['margin']:.3f}",
@@ -145,58 +194,77 @@ def non_inferiority(evidence: GateEvidence, config: GateConfig) -> Check:
     )
 
 
-def domains(evidence: GateEvidence, critical_domains: Sequence[str]) -> Check:
-    """No domain fell by more than the margin beyond chance; a critical one blocks."""
+def domains(
+    evidence: GateEvidence, severity: Severity, critical_domains: Sequence[str] = ()
+) -> Check:
+    """No domain fell by more than the margin beyond chance; a critical one blocks.
+
+    So does a critical domain without prompts: nothing would guard it.
+    """
     by_domain: Mapping[str, Mapping[str, Any]] = evidence.drift["by_domain"]
     name, requirement = "domains", "no domain fell by more than the margin beyond chance"
-    if not by_domain:
+    judged = set(by_domain) or _measured_domains(evidence)
+    unknown = sorted(set(critical_domains) - judged)
+    if not by_domain and not unknown:
         why = "there is nothing to compare with"
-        return rule.skipped(name, severity="warn", requirement=requirement, why=why)
+        return skipped(name, severity=severity, requirement=requirement, why=why)
     flagged = sorted(domain for domain, entry in by_domain.items() if entry["flag"])
-    critical = sorted(set(flagged) & set(critical_domains))
-    falls = [
+    critical = set(flagged) & set(critical_domains)
+    failures = [
         f"{domain}{' (critical)' if domain in critical else ''} changed by "
         f"{by_domain[domain]['change']:+.3f} against a margin of {-evidence.drift['margin']:.3f}"
         for domain in flagged
+    ] + [
+        f"{domain} (critical) has no eval prompt to judge it by; domains that have: "
+        f"{', '.join(sorted(judged)) or 'none'}"
+        for domain in unknown
     ]
-    return rule.check(
+    remedies = ["add training prompts of these domains to the corpus and distil again"]
+    if unknown:
+        remedies.append("correct drift.critical_domains, or add prompts of these domains")
+    return check(
         name,
-        severity="block" if critical else "warn",
+        severity="block" if critical or unknown else severity,
         requirement=requirement,
         measured=f"{len(flagged)} of {len(by_domain)} domains flagged",
-        failure="; ".join(falls),
-        remedy="add training prompts of these domains to the corpus and distil again",
+        failure="; ".join(failures),
+        remedy="; ".join(remedies if flagged else remedies[1:]),
     )
 
 
-def _comparisons_of_speed(evidence: GateEvidence, config: GateConfig) -> list[Check]:
-    return [
-        rule.ratio(
-            evidence,
+def _measured_domains(evidence: GateEvidence) -> set[str]:
+    return {
+        domain
+        for estimate in evidence.evaluated["alpha"].values()
+        for domain in estimate["by_domain"]
+    }
+
+
+def _ratios(config: GateConfig) -> tuple[RatioRule, ...]:
+    return (
+        RatioRule(
+            "better_than_generate",
             "speculative_vs_generate",
-            name="better_than_generate",
             least=1.0,
-            on_low=True,
+            bound="low",
             remedy="services that call Transformers generate gain nothing yet; raise alpha",
         ),
-        rule.ratio(
-            evidence,
+        RatioRule(
+            "better_than_prompt_lookup",
             "speculative_vs_prompt_lookup",
-            name="better_than_prompt_lookup",
             least=1.0,
-            on_low=True,
+            bound="low",
             remedy="prompt lookup needs no draft and may be as fast here; raise alpha by more "
             "prompts or steps, or serve without a draft",
         ),
-        rule.ratio(
-            evidence,
+        RatioRule(
+            "engine_ratio",
             "engine_vs_generate",
-            name="engine_ratio",
             least=config.min_engine_ratio,
-            on_low=False,
+            bound="mean",
             remedy="the baseline of the speedup is slow; check threads and device, measure again",
         ),
-    ]
+    )
 
 
 def _comparison_failure(report: Mapping[str, Any], config: GateConfig) -> str:

@@ -9,9 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
-from draftsmith.decoding import DraftModelProposer, Engine, Request, Result, SamplingParams
+from draftsmith.decoding import (
+    DraftModelProposer,
+    Engine,
+    Request,
+    Result,
+    Sampling,
+    SamplingParams,
+    Trace,
+    with_lookup,
+)
 from draftsmith.decoding.trace import block_efficiency
 from draftsmith.drafts.checkpoint import LoadedDraft
 from draftsmith.errors import TargetError
@@ -20,6 +29,7 @@ from draftsmith.targets.loading import LoadedTarget
 
 Messages = Sequence[Mapping[str, str]]
 _REQUEST_ID = "0"
+_MAX_NEW_TOKENS = 128
 _INCOMPLETE = "\ufffd"
 
 
@@ -32,6 +42,9 @@ class Generation:
         num_rounds: Target forwards after the prefill.
         block_efficiency: Tokens committed per target forward (tau).
         tokens_per_s: Committed tokens over the wall time of the whole call, prefill included.
+        latency_s: That time.
+        params: How the request was sampled.
+        trace: Its rounds.
     """
 
     text: str
@@ -41,6 +54,10 @@ class Generation:
     num_accepted: int
     block_efficiency: float
     tokens_per_s: float
+    latency_s: float
+    num_prompt_tokens: int
+    params: SamplingParams
+    trace: Trace
 
 
 class Pair:
@@ -49,7 +66,8 @@ class Pair:
     Attributes:
         record: Which pair this is.
         evidence: Name of an evidence file without `.json` -> its content.
-        draft_length: Tokens proposed in a round unless a call says otherwise.
+        draft_length: Tokens that the draft proposes in a round unless a call says otherwise.
+        lookup_length: Tokens copied from the text in the draft's place where they can be.
     """
 
     def __init__(
@@ -60,61 +78,50 @@ class Pair:
         target: LoadedTarget,
         draft: LoadedDraft,
         draft_length: int,
+        lookup_length: int = 0,
     ) -> None:
         """Join a target and a draft that were loaded for one another."""
         self.record = record
         self.evidence = dict(evidence)
         self.draft_length = draft_length
+        self.lookup_length = lookup_length
         self._target = target
         self._proposer = DraftModelProposer(draft.model, draft.token_ids)
 
-    def generate(  # noqa: PLR0913  the sampling parameters that every user of a decoder knows
+    def generate(
         self,
         messages_or_text: Messages | str,
         *,
-        max_new_tokens: int = 128,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
         draft_length: int | None = None,
+        **sampling: Unpack[Sampling],
     ) -> Generation:
         """Continue a chat or a text exactly as the target alone would.
 
         Args:
             messages_or_text: A chat (`[{"role": ..., "content": ...}]`), or a text: one user turn
                 where the target has a chat template, a plain prefix where it has none.
-            max_new_tokens: At most so many tokens.
-            temperature: 0 is greedy.
-            top_k: 0 is off.
-            top_p: 1 is off.
-            seed: Key of all draws.
             draft_length: Tokens proposed in a round; None takes the one that was measured best.
+            **sampling: Fields of `SamplingParams`; greedy and at most 128 new tokens unless they
+                say otherwise.
 
         Raises:
             DecodingError: A parameter is out of range, or the context is too long.
             TargetError: A chat was given and the target has no chat template.
         """
-        params = self._params(max_new_tokens, temperature, top_k, top_p, seed)
-        request = Request(_REQUEST_ID, self._encode(messages_or_text), params)
+        request = self._request(messages_or_text, sampling)
         start = time.perf_counter()
         result = self._engine(draft_length).generate([request])[0]
-        return self._generation(result, time.perf_counter() - start)
+        return self._generation(request, result, time.perf_counter() - start)
 
-    def stream(  # noqa: PLR0913  as `generate`
+    def stream(
         self,
         messages_or_text: Messages | str,
         *,
-        max_new_tokens: int = 128,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
         draft_length: int | None = None,
+        **sampling: Unpack[Sampling],
     ) -> Iterator[str]:
         """As `generate`, yielding the text in pieces; their concatenation is the same text."""
-        params = self._params(max_new_tokens, temperature, top_k, top_p, seed)
-        request = Request(_REQUEST_ID, self._encode(messages_or_text), params)
+        request = self._request(messages_or_text, sampling)
         token_ids: list[int] = []
         sent = ""
         for event in self._engine(draft_length).stream([request]):
@@ -127,17 +134,10 @@ class Pair:
                 yield text[len(sent) :]
                 sent = text
 
-    def _params(
-        self, max_new_tokens: int, temperature: float, top_k: int, top_p: float, seed: int
-    ) -> SamplingParams:
-        return SamplingParams(
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            stop_token_ids=self._stop_token_ids(),
-        )
+    def _request(self, messages_or_text: Messages | str, sampling: Sampling) -> Request:
+        given: Sampling = {"max_new_tokens": _MAX_NEW_TOKENS, **sampling}
+        params = SamplingParams(**given, stop_token_ids=self._stop_token_ids())
+        return Request(_REQUEST_ID, self._encode(messages_or_text), params)
 
     def _stop_token_ids(self) -> tuple[int, ...]:
         """The ids that ended turns in the corpus, too: generation config and tokenizer."""
@@ -148,7 +148,8 @@ class Pair:
 
     def _engine(self, draft_length: int | None) -> Engine:
         length = self.draft_length if draft_length is None else draft_length
-        return Engine(self._target.model, self._proposer, max_rows=1, draft_length=length)
+        proposer, length = with_lookup(self._proposer, length, self.lookup_length)
+        return Engine(self._target.model, proposer, max_rows=1, draft_length=length)
 
     def _encode(self, messages_or_text: Messages | str) -> list[int]:
         tokenizer = self._target.tokenizer
@@ -173,7 +174,7 @@ class Pair:
     def _decode(self, token_ids: list[int]) -> str:
         return str(self._target.tokenizer.decode(token_ids, skip_special_tokens=True))
 
-    def _generation(self, result: Result, seconds: float) -> Generation:
+    def _generation(self, request: Request, result: Result, seconds: float) -> Generation:
         trace = result.trace
         return Generation(
             text=self._decode(result.token_ids),
@@ -183,4 +184,8 @@ class Pair:
             num_accepted=sum(trace.accepted),
             block_efficiency=block_efficiency([trace]),
             tokens_per_s=len(result.token_ids) / seconds,
+            latency_s=seconds,
+            num_prompt_tokens=len(request.prompt_ids),
+            params=request.params,
+            trace=trace,
         )

@@ -122,8 +122,14 @@ def load_directory(
     draft = load_draft(directory / "draft", loaded.model, target_digest=record.draft.target_digest)
     require_same_tokenizer(loaded.identity, draft.manifest.tokenizer_digest)
     evidence = _evidence(directory / "evidence")
+    measured = evidence.get("benchmark", {})
     return Pair(
-        record, evidence, target=loaded, draft=draft, draft_length=_best_draft_length(evidence)
+        record,
+        evidence,
+        target=loaded,
+        draft=draft,
+        draft_length=int(measured.get("draft_length") or _DEFAULT_DRAFT_LENGTH),
+        lookup_length=int(measured.get("lookup_length") or 0),
     )
 
 
@@ -176,8 +182,3 @@ def _fetch_model(uri: str, dst: Path, *, root: Path) -> tuple[str, Path]:
 
 def _evidence(folder: Path) -> dict[str, Any]:
     return {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
-
-
-def _best_draft_length(evidence: dict[str, Any]) -> int:
-    measured = evidence.get("benchmark", {}).get("draft_length")
-    return _DEFAULT_DRAFT_LENGTH if measured is None else int(measured)

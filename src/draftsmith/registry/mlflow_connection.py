@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
+import urllib.parse
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,13 +23,16 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
-from draftsmith.artifacts import write_failure
+from draftsmith.artifacts import scratch_directory, write_failure
 from draftsmith.errors import RegistryError
 
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 REGISTRY_VARIABLE = "MLFLOW_REGISTRY_URI"
 _SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
-_USERINFO = re.compile(r"://[^/@\s]+@")
+_USERINFO = re.compile(r"://[^/\s]+@")
+_PASSWORD = re.compile(r"://[^/\s:]*:([^/\s]+)@")
+# A disk that refused, inside an error of MLflow's: no permission, file too large, no room, ...
+_REFUSED = re.compile(r"\[Errno (?:13|27|28|30|122)\] (?P<reason>[^:\n]+)(?:: '(?P<path>[^']+)')?")
 _SQLITE_PREFIX = "sqlite:///"
 _LOCK_TIMEOUT_S = 1800.0
 _FOUND_CHARACTERS = 400
@@ -42,10 +47,17 @@ _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOU
 def redact(text: str) -> str:
     """`text` without user names, passwords and tokens."""
     clean = _USERINFO.sub("://", text)
-    for variable in _SECRET_VARIABLES:
-        if secret := os.environ.get(variable):
-            clean = clean.replace(secret, "***")
+    for secret in _secrets():
+        clean = clean.replace(secret, "***")
     return clean
+
+
+def _secrets() -> set[str]:
+    held = {os.environ.get(variable, "") for variable in _SECRET_VARIABLES}
+    for variable in (TRACKING_VARIABLE, REGISTRY_VARIABLE):
+        if found := _PASSWORD.search(os.environ.get(variable, "")):
+            held |= {found[1], urllib.parse.unquote(found[1])}
+    return held - {""}
 
 
 def tracking_uri(root: Path) -> str:
@@ -61,26 +73,49 @@ def _database(uri: str) -> Path | None:
 
 @contextlib.contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Turn failures of MLflow, its server or the disk into one RegistryError without credentials.
+    """Turn failures of MLflow, its server or the disk into one error without credentials.
 
     The cause is not chained: its text may hold the server's address with a password.
 
     Raises:
         RegistryError: Anything that the registry or its transport refused.
+        ArtifactError: The disk refused.
     """
     place = os.environ.get(TRACKING_VARIABLE) or "mlflow.db"
     try:
         yield
     except (MlflowException, SQLAlchemyError, requests.RequestException) as error:
+        text = redact(str(error)).strip()
+        if refused := _REFUSED.search(text):
+            reason = OSError(0, refused["reason"])
+            raise write_failure(Path(refused["path"] or what), reason) from None
         raise RegistryError(
             what,
-            found=redact(str(error)).strip()[:_FOUND_CHARACTERS],
+            found=text[:_FOUND_CHARACTERS],
             expected=f"a registry that answers, at {redact(place)}",
-            remedy=f"check {TRACKING_VARIABLE}, the server and its credentials, then rerun; "
-            "registration is idempotent",
+            remedy=f"check {TRACKING_VARIABLE}, the server and its credentials "
+            "(MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD), then rerun; nothing is done "
+            "twice",
         ) from None
+    except shutil.Error as error:  # of a whole folder; the first refusal tells enough
+        _, refused, reason = error.args[0][0]
+        raise write_failure(Path(refused), OSError(0, str(reason))) from error
     except OSError as error:
-        raise write_failure(Path(str(error.filename or what)), error) from error
+        refused = error.filename2 or error.filename or what
+        raise write_failure(Path(str(refused)), error) from error
+
+
+@contextlib.contextmanager
+def unless_done(code: str) -> Iterator[None]:
+    """Accept MLflow's answer `code`: another machine did it, or this one, and the answer was lost.
+
+    MLflow repeats every request that is not answered.
+    """
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code != code:
+            raise
 
 
 @dataclass(frozen=True)
@@ -137,7 +172,9 @@ class Connection:
         found = self.client.get_experiment_by_name(name)
         if found is not None:
             return str(found.experiment_id)
-        return str(self.client.create_experiment(name, self.artifact_location))
+        with unless_done("RESOURCE_ALREADY_EXISTS"):
+            return str(self.client.create_experiment(name, self.artifact_location))
+        return str(self.client.get_experiment_by_name(name).experiment_id)
 
 
 def connect(root: Path) -> Connection:
@@ -161,9 +198,24 @@ def connect(root: Path) -> Connection:
         # One object a path: who holds the lock can connect again.
         lock = FileLock(path, timeout=_LOCK_TIMEOUT_S, is_singleton=True)
         with lock:
-            client = MlflowClient(tracking_uri=uri, registry_uri=registry_uri)
-            client.search_experiments(max_results=1)
-            client.search_registered_models(max_results=1)
+            if database is not None and not database.exists():
+                _make_schema(database)
+            client = _reach(uri, registry_uri)
     return Connection(
         uri=uri, registry_uri=registry_uri, client=client, lock=lock, artifact_location=location
     )
+
+
+def _make_schema(database: Path) -> None:
+    """Put a new database in place whole: MLflow cannot resume migrations that were killed."""
+    with scratch_directory(database.parent, database.name) as scratch:
+        new = scratch / database.name
+        _reach(f"{_SQLITE_PREFIX}{new}", f"{_SQLITE_PREFIX}{new}")
+        new.replace(database)
+
+
+def _reach(uri: str, registry_uri: str) -> MlflowClient:
+    client = MlflowClient(tracking_uri=uri, registry_uri=registry_uri)
+    client.search_experiments(max_results=1)
+    client.search_registered_models(max_results=1)
+    return client

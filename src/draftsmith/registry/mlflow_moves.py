@@ -71,16 +71,20 @@ def promote(catalog: Catalog, version: str, reasons: Sequence[str]) -> str | Non
 
 def quarantine(catalog: Catalog, version: str, reason: str) -> None:
     """Bar a version from being reused or promoted; the first reason stays."""
-    found = catalog.client.get_model_version(catalog.name, version)
-    if QUARANTINE_TAG not in found.tags:
-        text = redact(reason) or "no reason given"
-        catalog.client.set_model_version_tag(catalog.name, version, QUARANTINE_TAG, text)
+    with catalog.connection.locked():
+        found = catalog.client.get_model_version(catalog.name, version)
+        if QUARANTINE_TAG not in found.tags:
+            text = redact(reason) or "no reason given"
+            catalog.client.set_model_version_tag(catalog.name, version, QUARANTINE_TAG, text)
 
 
 def rollback(
     catalog: Catalog, to: str | None, *, reason: str, is_reachable: Reachable
 ) -> RegisteredPair:
     """Quarantine the champion, then move @champion back.
+
+    The rollback of a process that died after it had moved the alias is completed, not repeated:
+    the champion that it chose would be put in quarantine otherwise.
 
     Returns:
         The new champion.
@@ -97,10 +101,19 @@ def rollback(
                 expected="a promoted version",
                 remedy="run `dvc repro` to register and promote one",
             )
+        if to in (None, champion) and _was_interrupted(catalog, champion, reason):
+            catalog.log().settle(champion)
+            return catalog.resolve(champion).pair
         choice = _choose(catalog, _earlier(catalog, champion, to), champion, is_reachable)
         quarantine(catalog, champion, reason)
         _move_champion(catalog, ROLLBACK, choice, [reason])
         return choice
+
+
+def _was_interrupted(catalog: Catalog, champion: str, reason: str) -> bool:
+    """Whether a rollback for this reason made `champion` what it is and died then."""
+    move = catalog.log().interrupted(champion)
+    return move is not None and (move.kind, move.reason) == (ROLLBACK, redact(reason))
 
 
 def _earlier(catalog: Catalog, champion: str, to: str | None) -> list[str]:

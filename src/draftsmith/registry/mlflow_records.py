@@ -73,7 +73,7 @@ class MoveLog:
             tags={
                 "kind": kind,
                 "pair_name": self._name,
-                "sequence": str(len(recorded) + 1),
+                "sequence": str(1 + max((move.sequence for move in recorded), default=0)),
                 "version": pair.version,
                 "predecessor": champion or "",
                 "pair_digest": pair.pair_digest,
@@ -86,6 +86,11 @@ class MoveLog:
     def finish(self, run_id: str) -> None:
         """Record that the move was read back."""
         self._client.set_terminated(run_id, status="FINISHED")
+
+    def interrupted(self, champion: str | None) -> Move | None:
+        """The move that was made and whose process died before it could say so."""
+        recorded = self._recorded()
+        return next((move for move in recorded if _is_cut(recorded, move, champion)), None)
 
     def settle(self, champion: str | None) -> None:
         """Complete or close the records of moves whose process died."""
@@ -113,13 +118,20 @@ class MoveLog:
             runs.extend(page)
             token = page.token
             if not token:
+                runs.sort(key=lambda run: run.info.start_time)
                 return sorted((_move(run) for run in runs), key=lambda move: move.sequence)
 
 
 def _is_cut(recorded: Sequence[Move], move: Move, champion: str | None) -> bool:
-    """Whether `move` is the newest one, begun but not finished, and the alias did move."""
-    is_newest = move.sequence == max(other.sequence for other in recorded)
-    return is_newest and not move.is_finished and move.version == champion
+    """Whether `move` is the newest one, begun but not finished, and the alias did move.
+
+    A request that was repeated because its answer was lost leaves twins; one of them counts.
+    """
+    newest = max(other.sequence for other in recorded)
+    if move.sequence != newest or move.version != champion:
+        return False
+    twins = [o for o in recorded if (o.sequence, o.version) == (newest, champion)]
+    return twins[0] is move and not any(twin.is_finished for twin in twins)
 
 
 def _move(run: Run) -> Move:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlflow.entities import Metric
-from mlflow.exceptions import MlflowException
 
-from draftsmith.artifacts import atomic_directory, digest_directory, read_json, short, write_json
-from draftsmith.errors import ArtifactError, RegistryError
+from draftsmith.artifacts import digest_directory, read_json, short
+from draftsmith.errors import RegistryError
 from draftsmith.registry import mlflow_moves, mlflow_upload
 from draftsmith.registry.mlflow_catalog import CHALLENGER, CHAMPION, Catalog
-from draftsmith.registry.mlflow_connection import connect, redact, translated
+from draftsmith.registry.mlflow_connection import connect, redact, translated, unless_done
+from draftsmith.registry.mlflow_fetch import fetch_pair
 from draftsmith.registry.mlflow_records import Move
 from draftsmith.registry.mlflow_target import download_model
 from draftsmith.registry.pair import (
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from draftsmith.registry.settings import RegistryConfig
 
-_ORIGIN = "origin.json"
 _METRICS_A_CALL = 1000  # MLflow's limit
 _LOG = logging.getLogger(__name__)
 
@@ -71,6 +70,11 @@ class PairStore:
     def name(self) -> str:
         """Name of the registered model."""
         return self._config.name
+
+    @property
+    def catalog(self) -> Catalog:
+        """The versions behind this store, for evidence of devices and for pruning."""
+        return self._catalog
 
     @translated("reading the registered pairs")
     def versions(self) -> list[PairVersion]:
@@ -183,6 +187,7 @@ class PairStore:
                 remedy="use the store's own methods for quarantine, live drift and decisions",
             )
         files = mlflow_upload.PairFiles(
+            name=self.name,
             record=pair,
             draft_dir=draft_dir,
             evidence=evidence,
@@ -191,11 +196,26 @@ class PairStore:
             device=tags.get("device", ""),
         )
         with translated(f"registering {pair.draft.recipe}"), self._connection.locked():
-            known = self._catalog.search(pair_digest=pair.digest)
-            if known:
-                self._refresh(known[0], files, tags)
-                return str(known[0].version)
-            return self._create(files, tags)
+            known = self._only_version(pair.digest)
+            if known is None:
+                return self._create(files, tags)
+            self._refresh(known, files, tags)
+            return str(known.version)
+
+    def _only_version(self, pair_digest: str, run_id: str | None = None) -> ModelVersion | None:
+        """The oldest version of a pair; its repeats, and those of an upload `run_id`, are deleted.
+
+        MLflow repeats a request whose answer was lost, and on another machine the same pair may
+        have been registered meanwhile.
+        """
+        found = self._catalog.search(pair_digest=pair_digest)
+        in_use = self._catalog.aliases().values() if found[1:] else ()
+        for repeat in found[1:]:
+            is_repeat = repeat.run_id in (found[0].run_id, run_id)
+            if is_repeat and str(repeat.version) not in in_use:
+                with unless_done("RESOURCE_DOES_NOT_EXIST"):
+                    self._client.delete_model_version(self.name, repeat.version)
+        return found[0] if found else None
 
     def _included_target(self, pair: PairRecord) -> Path | None:
         if not self._config.include_target:
@@ -221,42 +241,43 @@ class PairStore:
         }
         with self._connection.bound():
             run_id, model_id = mlflow_upload.upload(self._connection, experiment_id, files)
-            self._log_metrics(run_id, tags)
+            self._log_figures(run_id, tags)
             self._log_training(run_id, files.draft_dir)
-            version = self._create_version(run_id, model_id, all_tags)
+            self._create_version(run_id, model_id, all_tags)
         self._client.set_terminated(run_id, status="FINISHED")
+        known = self._only_version(files.record.digest, run_id)
+        assert known is not None  # it was just created
+        version = str(known.version)
         _LOG.info("event=registered name=%s version=%s", self.name, version)
         return version
 
-    def _create_version(self, run_id: str, model_id: str, tags: dict[str, str]) -> str:
-        try:
+    def _create_version(self, run_id: str, model_id: str, tags: dict[str, str]) -> None:
+        with unless_done("RESOURCE_ALREADY_EXISTS"):
             self._client.create_registered_model(self.name)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-        created = self._client.create_model_version(
+        self._client.create_model_version(
             self.name, source=f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id
         )
-        return str(created.version)
 
     def _refresh(
         self, known: ModelVersion, files: mlflow_upload.PairFiles, tags: Mapping[str, str]
     ) -> None:
-        """Attach new evidence to a known pair; the digest's tag is last, so a kill repeats it."""
+        """Attach news to a known pair; the evidence digest's tag is last, so a kill repeats it."""
         digest, run_id = mlflow_upload.evidence_digest(files.evidence), str(known.run_id)
         if known.tags.get(EVIDENCE_TAG) != digest:
             mlflow_upload.log_evidence(self._client, run_id, files)
-            self._log_metrics(run_id, tags)
-        for key, value in {**tags, EVIDENCE_TAG: digest}.items():
+            self._log_figures(run_id, tags)
+        news = {**tags, SOURCE_TAG: files.target_source, EVIDENCE_TAG: digest}
+        for key, value in news.items():
             if known.tags.get(key) != value:
                 self._client.set_model_version_tag(self.name, known.version, key, value)
         if self._client.get_run(run_id).info.status != "FINISHED":  # killed after its version
             self._client.set_terminated(run_id, status="FINISHED")
 
-    def _log_metrics(self, run_id: str, tags: Mapping[str, str]) -> None:
-        for key in METRIC_TAGS:
-            if key in tags:
-                self._client.log_metric(run_id, key, float(tags[key]))
+    def _log_figures(self, run_id: str, tags: Mapping[str, str]) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        figures = {key: float(tags[key]) for key in METRIC_TAGS if key in tags}
+        metrics = [Metric(key, value, now_ms, 0) for key, value in figures.items()]
+        self._client.log_batch(run_id, metrics)
 
     def _log_training(self, run_id: str, draft_dir: Path) -> None:
         """The training's history, kept in the manifest, as curves of the version's run."""
@@ -271,9 +292,7 @@ class PairStore:
             self._client.log_batch(run_id, metrics[start : start + _METRICS_A_CALL])
 
     def fetch(self, pair: RegisteredPair, into: Path) -> Path:
-        """Bring a pair's draft/, pair.json and evidence/ to `into`/<short pair digest>/.
-
-        Nothing is downloaded when the folder is intact and its evidence is current.
+        """Bring a pair's draft/, pair.json and evidence/ to `into`; see `mlflow_fetch.fetch_pair`.
 
         Returns:
             The pair's folder.
@@ -281,28 +300,7 @@ class PairStore:
         Raises:
             RegistryError: What arrived is not what was registered; the folder is as it was.
         """
-        folder = into / short(pair.pair_digest)
-        what = f"fetching version {pair.version} of {pair.name}"
-        with translated(what):
-            version = self._client.get_model_version(pair.name, pair.version)
-            kept = {tag: version.tags[tag] for tag in (FILES_TAG, EVIDENCE_TAG, SOURCE_TAG)}
-            origin = {"name": pair.name, "version": pair.version, **kept}
-            if _is_current(folder, pair, origin):
-                return folder
-            with atomic_directory(folder) as temporary:
-                location = self._client.get_model_version_download_uri(pair.name, pair.version)
-                mlflow_upload.download_pair(
-                    self._connection, location, str(version.run_id), temporary
-                )
-                if not _is_intact(temporary, pair, origin[FILES_TAG]):
-                    raise RegistryError(
-                        what,
-                        found="files whose digest differs from the registered one",
-                        expected=f"a draft folder with digest {origin[FILES_TAG]}",
-                        remedy="restore the artifact store, or `draftsmith rollback` to another",
-                    )
-                write_json(temporary / _ORIGIN, origin)
-        return folder
+        return fetch_pair(self._connection, pair, into)
 
     def fetch_model(self, uri: str, dst: Path) -> Path:
         """Make a registered model's files readable; see `mlflow_target.download_model`."""
@@ -315,7 +313,11 @@ class PairStore:
         for path in (decision_path, report_path):
             self._client.log_artifact(found.run_id, str(path), "decision")
         decision = read_json(decision_path)
-        summary = {"verdict": decision["verdict"], "reasons": decision.get("reasons", [])}
+        summary = {
+            "verdict": decision["verdict"],
+            "reasons": decision.get("reasons", []),
+            "valid_until": decision.get("valid_until"),
+        }
         text = json.dumps(summary, sort_keys=True)
         self._client.set_model_version_tag(self.name, version, DECISION_TAG, text)
 
@@ -366,22 +368,3 @@ class PairStore:
             RegistryError: There is no champion, or nothing to go back to; nothing was changed.
         """
         return mlflow_moves.rollback(self._catalog, to, reason=reason, is_reachable=is_reachable)
-
-
-def _is_current(folder: Path, pair: RegisteredPair, origin: Mapping[str, str]) -> bool:
-    try:
-        stated = read_json(folder / _ORIGIN)
-    except ArtifactError:
-        return False
-    return stated == dict(origin) and _is_intact(folder, pair, origin[FILES_TAG])
-
-
-def _is_intact(folder: Path, pair: RegisteredPair, files_digest: str) -> bool:
-    """Whether a fetched pair's record and draft files are those that were registered."""
-    try:
-        record = PairRecord.from_json(read_json(folder / "pair.json"))
-    except (ArtifactError, RegistryError):
-        return False
-    return record.digest == pair.pair_digest and (
-        digest_directory(folder / "draft") == files_digest
-    )

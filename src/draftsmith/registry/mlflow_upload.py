@@ -1,4 +1,4 @@
-"""Upload a pair to MLflow and bring its files back, verified.
+"""Upload a pair to MLflow; how its files come back is another's business.
 
 A pair is one models-from-code pyfunc: the draft copied in, the target as a reference with its
 digest, the package's source beside them so that a rollback brings back its code. Evidence belongs
@@ -21,14 +21,15 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import mlflow.pyfunc
-from mlflow.artifacts import download_artifacts
 from mlflow.entities import LoggedModelOutput, LoggedModelStatus
+from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, DataType, Schema
 from mlflow.types.schema import AnyType
 
 from draftsmith.artifacts import digest_file, digest_json, write_json
 from draftsmith.errors import RegistryError
+from draftsmith.registry.mlflow_connection import unless_done
 from draftsmith.registry.pair import PairRecord
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from draftsmith.registry.mlflow_connection import Connection
 
 EVIDENCE = "evidence"
-_HISTORY = "evidence_history"
+HISTORY = "evidence_history"
 _MODEL_NAME = "pair"
 _MODEL_CODE = Path(__file__).with_name("pyfunc_model.py")
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -56,12 +57,14 @@ class PairFiles:
     """What a new version is made of.
 
     Attributes:
+        name: The registered model that the version is for.
         evidence: File name in the version -> file on disk.
         target_source: Where the target came from, without credentials.
         target_dir: The target's weights, when they are to be copied in.
         device: Name of the device that the evidence was measured on.
     """
 
+    name: str
     record: PairRecord
     draft_dir: Path
     evidence: Mapping[str, Path]
@@ -86,8 +89,7 @@ def upload(connection: Connection, experiment_id: str, files: PairFiles) -> tupl
         RegistryError: The upload did not complete.
     """
     client, digest = connection.client, files.record.digest
-    _discard_leftovers(client, experiment_id, digest)
-    tags = {"kind": "pair", "pair_digest": digest}
+    tags = {"kind": "pair", "pair_name": files.name, "pair_digest": digest}
     run_name = f"{files.record.draft.recipe}-{digest[:8]}"
     run_id = str(client.create_run(experiment_id, run_name=run_name, tags=tags).info.run_id)
     model = client.create_logged_model(
@@ -98,7 +100,7 @@ def upload(connection: Connection, experiment_id: str, files: PairFiles) -> tupl
         package = Path(temporary) / "model"
         _save_model(files, package, Model(run_id=run_id, model_uuid=model_id, model_id=model_id))
         client.log_model_artifacts(model_id, str(package))
-    client.log_outputs(run_id, models=[LoggedModelOutput(model_id, step=0)])
+    _link(client, run_id, model_id)
     log_evidence(client, run_id, files)
     model = client.finalize_logged_model(model_id, LoggedModelStatus.READY)
     if model.status != LoggedModelStatus.READY:
@@ -108,16 +110,44 @@ def upload(connection: Connection, experiment_id: str, files: PairFiles) -> tupl
             expected="status READY",
             remedy="rerun; the upload is started afresh",
         )
+    _discard_leftovers(client, experiment_id, files, kept=(run_id, model_id))
     return run_id, model_id
 
 
-def _discard_leftovers(client: MlflowClient, experiment_id: str, digest: str) -> None:
-    """Remove uploads of this pair that a killed process left behind; none of them has a version."""
-    found = client.search_logged_models([experiment_id], f"tags.pair_digest = '{digest}'")
-    for model in found:
-        client.delete_logged_model(model.model_id)
-        if model.source_run_id:
-            client.set_terminated(model.source_run_id, status="KILLED")
+def _link(client: MlflowClient, run_id: str, model_id: str) -> None:
+    """Make the model an output of the run; MLflow refuses the repeat of a lost answer's request."""
+    try:
+        client.log_outputs(run_id, models=[LoggedModelOutput(model_id, step=0)])
+    except MlflowException:
+        linked = client.get_run(run_id).outputs.model_outputs
+        if all(output.model_id != model_id for output in linked):
+            raise
+
+
+def _discard_leftovers(
+    client: MlflowClient, experiment_id: str, files: PairFiles, *, kept: tuple[str, str]
+) -> None:
+    """Close the other uploads of this pair, none of which has a version.
+
+    Killed processes leave them, and requests that were repeated because their answer was lost.
+
+    Args:
+        client: The registry.
+        experiment_id: Where uploads are.
+        files: The pair.
+        kept: Run and logged model of the upload at hand.
+    """
+    running = "attributes.status = 'RUNNING'"
+    digest = f"tags.pair_digest = '{files.record.digest}'"
+    unfinished = f"tags.pair_name = '{files.name}' and tags.kind = 'pair' and {running}"
+    found = client.search_runs([experiment_id], f"{digest} and {unfinished}")
+    runs = {str(run.info.run_id) for run in found}
+    for model in client.search_logged_models([experiment_id], digest):
+        if model.source_run_id in runs and model.model_id != kept[1]:
+            with unless_done("RESOURCE_DOES_NOT_EXIST"):
+                client.delete_logged_model(model.model_id)
+    for run_id in sorted(runs - {kept[0]}):
+        client.set_terminated(run_id, status="KILLED")
 
 
 def _save_model(files: PairFiles, path: Path, model: Model) -> None:
@@ -156,14 +186,18 @@ def _save_pyfunc(files: PairFiles, path: Path, model: Model, artifacts: dict[str
 
 
 def log_evidence(client: MlflowClient, run_id: str, files: PairFiles) -> None:
-    """Attach evidence files to a version's run; day and device name their copy in the history."""
+    """Attach evidence files to a version's run, for people and in the history.
+
+    Day, device and digest name the copy in the history, which is the one that is fetched: nothing
+    is written over it, whereas `evidence/` keeps files of earlier evidence and may be half new.
+    """
     if not files.evidence:
         return
     digest = evidence_digest(files.evidence)
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     label = re.sub(r"[^a-z0-9]+", "-", files.device.lower()).strip("-") or "device"
     with staged_evidence(files.evidence) as folder:
-        client.log_artifacts(run_id, str(folder), f"{_HISTORY}/{day}_{label}_{digest[:8]}")
+        client.log_artifacts(run_id, str(folder), f"{HISTORY}/{day}_{label}_{digest[:8]}")
         client.log_artifacts(run_id, str(folder), EVIDENCE)
 
 
@@ -188,20 +222,3 @@ def staged_evidence(evidence: Mapping[str, Path]) -> Iterator[Path]:
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, destination)
         yield Path(temporary)
-
-
-def download_pair(connection: Connection, location: str, run_id: str, into: Path) -> None:
-    """Download draft/, pair.json and evidence/ of a version into the folder `into`."""
-    for name in ("draft", "pair.json"):
-        _download(connection, f"{location}/artifacts/{name}", into)
-    if any(item.path == EVIDENCE for item in connection.client.list_artifacts(run_id)):
-        connection.client.download_artifacts(run_id, EVIDENCE, str(into))
-
-
-def _download(connection: Connection, uri: str, into: Path) -> None:
-    download_artifacts(
-        artifact_uri=uri,
-        dst_path=str(into),
-        tracking_uri=connection.uri,
-        registry_uri=connection.registry_uri,
-    )

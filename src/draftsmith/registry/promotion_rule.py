@@ -11,45 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from draftsmith.drift.settings import temperature_key
-from draftsmith.errors import ConfigError, EvidenceError
+from draftsmith.errors import EvidenceError
+from draftsmith.registry.checks import Check, check, skipped
+from draftsmith.registry.device_evidence import IMPORTED_FROM, PROGRAM, is_device
+from draftsmith.registry.gate_settings import GateConfig, Severity
 from draftsmith.registry.pair import pair_digest
-
-Severity = Literal["block", "warn"]
-Verdict = Literal["pass", "fail", "skip"]
-
-
-@dataclass(frozen=True)
-class GateConfig:
-    """The `gate` section: what a pair must show before services load it.
-
-    Attributes:
-        min_alpha: The lower bound of alpha must reach this.
-        alpha_temperature: Temperature of that alpha.
-        min_speedup: The lower bound of the measured speedup at batch 1 must exceed this.
-        device: Where the speed must have been measured: any, cpu, cuda, or a device name.
-        require_losslessness: False turns the losslessness check into a warning.
-        min_engine_ratio: Engine at draft length 0 against Transformers generate; below it, a
-            warning.
-        min_prompts: Fewer prompts than this behind an interval are no evidence.
-        require_comparison: Block when a reference exists but the comparison could not be made.
-    """
-
-    min_alpha: float
-    alpha_temperature: float
-    min_speedup: float
-    device: str
-    require_losslessness: bool
-    min_engine_ratio: float
-    min_prompts: int = 2
-    require_comparison: bool = True
-
-    def __post_init__(self) -> None:
-        """Refuse bounds that no pair or every pair would meet by accident."""
-        _in_range("gate.min_alpha", self.min_alpha, low=0, high=1)
-        _in_range("gate.alpha_temperature", self.alpha_temperature, low=0)
-        _in_range("gate.min_speedup", self.min_speedup, low=0)
-        _in_range("gate.min_engine_ratio", self.min_engine_ratio, low=0)
-        _in_range("gate.min_prompts", self.min_prompts, low=2)
 
 
 @dataclass(frozen=True)
@@ -84,28 +50,22 @@ class GateEvidence:
 
 
 @dataclass(frozen=True)
-class Check:
-    """One line of the decision; the fields are those of `reports/decision.json`.
+class RatioRule:
+    """What the ratio of two arms of the benchmark must reach.
 
     Attributes:
-        severity: Whether a failure blocks the promotion.
-        measured: The measured value; a word where the fact is none.
-        low: Lower bound, where there is an interval.
-        high: Upper bound, where there is an interval.
-        requirement: What had to hold.
-        remedy: What to do about a failure; empty when there is none.
-        detail: One sentence with the measured value, the requirement and the shortfall.
+        name: Of the check.
+        key: Of the ratio in `reports/benchmark.json`.
+        least: What it must reach.
+        bound: Which of its figures must: the lower bound, or the mean.
+        remedy: What to do when it does not.
     """
 
     name: str
-    severity: Severity
-    measured: float | str | None
-    low: float | None
-    high: float | None
-    requirement: str
-    verdict: Verdict
+    key: str
+    least: float
+    bound: Literal["low", "mean"]
     remedy: str
-    detail: str
 
 
 def losslessness(evidence: GateEvidence, config: GateConfig) -> Check:
@@ -223,45 +183,40 @@ def speedup(evidence: GateEvidence, config: GateConfig) -> Check:
 
 def device(evidence: GateEvidence, config: GateConfig) -> Check:
     """The speed was measured where the configuration asks for it."""
-    measured_on = evidence.benchmark["device"]
-    accepted = {str(measured_on["kind"]).casefold(), str(measured_on["name"]).casefold(), "any"}
-    failed = config.device.casefold() not in accepted
+    measured_on, origin = evidence.benchmark["device"], evidence.benchmark.get(IMPORTED_FROM)
+    failed = not is_device(measured_on, config.device)
     return check(
         "device",
         severity="block",
         requirement=f"speed measured on {config.device}",
-        measured=f"{measured_on['name']} ({measured_on['kind']})",
+        measured=f"{measured_on['name']} ({measured_on['kind']})"
+        + (f", imported from {origin}" if origin else ""),
         failure=f"the evidence of {config.device} is missing" if failed else "",
-        remedy="run the pipeline on that device, or change gate.device",
+        remedy=f"measure it there with `{PROGRAM}` and bring the JSON here by `draftsmith evidence "
+        "import`, run the pipeline on that device, or change gate.device",
     )
 
 
-def ratio(
-    evidence: GateEvidence, key: str, *, name: str, least: float, on_low: bool, remedy: str
-) -> Check:
-    """A warning when a ratio of two arms stays under `least`: its lower bound, or its mean."""
-    estimate = (evidence.benchmarked.get("ratios") or {}).get(key)
-    what = "lower bound" if on_low else "mean"
-    requirement = f"{what} of {key.replace('_', ' ')} at least {least:.3f}"
+def ratio(evidence: GateEvidence, rule: RatioRule, *, severity: Severity) -> Check:
+    """A ratio of two arms reaches its minimum; a ratio that blocks must have been measured."""
+    estimate = (evidence.benchmarked.get("ratios") or {}).get(rule.key)
+    what = "lower bound" if rule.bound == "low" else rule.bound
+    requirement = f"{what} of {rule.key.replace('_', ' ')} at least {rule.least:.3f}"
+    if estimate is None and severity != "block":
+        why = f"{rule.key} was not measured"
+        return skipped(rule.name, severity=severity, requirement=requirement, why=why)
     if estimate is None:
-        return skipped(
-            name, severity="warn", requirement=requirement, why=f"{key} was not measured"
-        )
-    value = estimate["low"] if on_low else estimate["mean"]
+        failure = "a check that blocks needs evidence"
+    else:
+        value = estimate[rule.bound]
+        failure = "" if value >= rule.least else f"it falls short by {rule.least - value:.3f}"
     return check(
-        name,
-        severity="warn",
+        rule.name,
+        severity=severity,
         requirement=requirement,
-        measured=estimate,
-        failure=f"it falls short by {least - value:.3f}" if value < least else "",
-        remedy=remedy,
-    )
-
-
-def skipped(name: str, *, severity: Severity, requirement: str, why: str) -> Check:
-    """A check that does not apply, and why."""
-    return Check(
-        name, severity, None, None, None, requirement, "skip", "", f"{_title(name)}: {why}."
+        measured="nothing" if estimate is None else estimate,
+        failure=failure,
+        remedy=rule.remedy,
     )
 
 
@@ -289,42 +244,6 @@ def _bounded(
     )
 
 
-def check(
-    name: str,
-    *,
-    severity: Severity,
-    requirement: str,
-    measured: Mapping[str, Any] | float | str,
-    failure: str,
-    remedy: str,
-) -> Check:
-    """Assemble a check; it fails exactly when `failure` says something."""
-    low = high = None
-    value: float | str
-    if isinstance(measured, Mapping):
-        value, low, high = measured["mean"], measured["low"], measured["high"]
-        shown = f"{value:.3f} ({low:.3f} to {high:.3f}, {measured['num_prompts']} prompts)"
-    else:
-        value = measured
-        shown = measured if isinstance(measured, str) else f"{measured:.3f}"
-    ending = f"; {failure}" if failure else ""
-    return Check(
-        name=name,
-        severity=severity,
-        measured=value,
-        low=low,
-        high=high,
-        requirement=requirement,
-        verdict="fail" if failure else "pass",
-        remedy=remedy if failure else "",
-        detail=f"{_title(name)}: measured {shown}, required {requirement}{ending}.",
-    )
-
-
-def _title(name: str) -> str:
-    return name.replace("_", " ").capitalize()
-
-
 def _of_recipe(report: Mapping[str, Any], recipe: str, *, name: str) -> Mapping[str, Any]:
     recipes: Mapping[str, Mapping[str, Any]] = report["recipes"]
     if recipe not in recipes:
@@ -335,13 +254,3 @@ def _of_recipe(report: Mapping[str, Any], recipe: str, *, name: str) -> Mapping[
             remedy=f"rerun `dvc repro` so that {name} covers the registered recipe",
         )
     return recipes[recipe]
-
-
-def _in_range(key: str, value: float, *, low: float, high: float = float("inf")) -> None:
-    if not low <= value <= high:
-        raise ConfigError(
-            f"reading {key}",
-            found=str(value),
-            expected=f"{low} or more" if high == float("inf") else f"a number from {low} to {high}",
-            remedy="correct it under conf/gate/",
-        )

@@ -18,10 +18,13 @@ def pair_folder(pair: Mapping[str, Any], *, root: Path = CHAMPIONS) -> Path:
 
 
 def recorded(pair: Mapping[str, Any] | None, *, root: Path = CHAMPIONS) -> Recorded | None:
-    """A registered pair with its own evaluation record; None stays None."""
+    """A registered pair with its own records; None stays None."""
     if pair is None:
         return None
-    return Recorded(pair, read_json(pair_folder(pair, root=root) / "evidence" / "evaluation.json"))
+    evidence = pair_folder(pair, root=root) / "evidence"
+    speed = evidence / "benchmark.json"
+    benchmark = read_json(speed) if speed.exists() else None
+    return Recorded(pair, read_json(evidence / "evaluation.json"), benchmark)
 
 
 def known_record(

@@ -8,10 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from draftsmith.report.inputs import ReportInputs
-from draftsmith.report.tables import change, digest, interval, number, percent, times, words
+from draftsmith.report.tables import (
+    change,
+    digest,
+    draft_lengths,
+    interval,
+    number,
+    percent,
+    reasons,
+    times,
+    words,
+)
 
 _MARKUP = re.compile(r"([\\`*_\[\]|~#])")
-_SIGNS = {"pass": "pass", "fail": "**FAIL**", "skip": "skip"}
+_SIGNS = {"pass": "pass", "fail": "**FAIL**", "overridden": "**overridden**", "skip": "skip"}
 
 
 def render_markdown(inputs: ReportInputs) -> str:
@@ -29,7 +39,7 @@ def render_markdown(inputs: ReportInputs) -> str:
         f"Recipe {_text(inputs.recipe)}, pair `{digest(decision['pair_digest'])}`, measured on "
         f"{_text(inputs.benchmark['device']['name'])}.",
         "",
-        *(f"- {_text(reason)}" for reason in decision["reasons"]),
+        *(f"- {_text(reason)}" for reason in reasons(decision)),
         "",
         *_table(
             ("check", "severity", "verdict", "measured", "required"),
@@ -41,7 +51,7 @@ def render_markdown(inputs: ReportInputs) -> str:
     remedies = [
         f"- {_text(words(check['name']))}: {_text(check['remedy'])}"
         for check in decision["checks"]
-        if check["verdict"] == "fail" and check["remedy"]
+        if check["remedy"]
     ]
     if remedies:
         lines += ["", "What to do:", "", *remedies]
@@ -66,7 +76,7 @@ def _headline(inputs: ReportInputs) -> Iterator[tuple[str, str]]:
     for key in sorted(record["alpha"], key=float):
         yield f"alpha at temperature {key}", interval(record["alpha"][key])
         yield f"tau at temperature {key}", interval(record["tau"][key], 2)
-    yield f"speedup at batch 1, draft length {speed['draft_length']}", interval(speed["speedup"])
+    yield f"speedup at batch 1, {draft_lengths(speed)}", interval(speed["speedup"])
     yield "predicted speedup", times(speed["predicted_speedup"])
     for name, estimate in sorted((speed.get("ratios") or {}).items()):
         yield words(name), interval(estimate)

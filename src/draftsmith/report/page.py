@@ -12,10 +12,10 @@ from markupsafe import Markup
 from draftsmith.report import figures, tables
 from draftsmith.report.inputs import ReportInputs
 
-_SEVERITY_WORDS = {"block": "blocking", "warn": "warning only"}
+_SEVERITY_WORDS = {"block": "blocking", "warn": "warning only", "off": "switched off"}
 _FILTERS = (
     tables.number, tables.count, tables.signed, tables.percent, tables.times, tables.interval,
-    tables.change, tables.digest, tables.words,
+    tables.change, tables.digest, tables.words, tables.reasons, tables.draft_lengths,
 )  # fmt: skip
 
 

@@ -65,6 +65,19 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
+def reasons(decision: Mapping[str, Any]) -> list[str]:
+    """The reasons of a decision, and every failure that somebody signed off."""
+    checks = decision.get("checks", [])
+    signed_off = [check["detail"] for check in checks if check["verdict"] == "overridden"]
+    return list(dict.fromkeys([*decision.get("reasons", []), *signed_off]))
+
+
+def draft_lengths(speed: Mapping[str, Any]) -> str:
+    """How a pair was decoded with: "draft length 1, copies up to 5"."""
+    copies = speed.get("lookup_length") or 0
+    return f"draft length {speed['draft_length']}" + (f", copies up to {copies}" if copies else "")
+
+
 def facts(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Nested plain values as rows of (dotted name, text), in the order of the mapping."""
     for key, value in data.items():

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from draftsmith.artifacts import short
+from draftsmith.report.tables import reasons
 
 
 def measured_table(result: Mapping[str, Any]) -> Table:
@@ -26,6 +27,8 @@ def measured_table(result: Mapping[str, Any]) -> Table:
         table.add_row(name, f"{estimate['mean']:.2f}", f"{low} to {high}")
     table.add_row("predicted speedup", f"{result['predicted_speedup']:.2f}", "")
     table.add_row("best draft length", str(result["draft_length"]), "")
+    copied = result["copied"]["share"]
+    table.add_row("rounds copied from the text", f"{copied:.2f}", "")
     survival = " ".join(f"{share:.2f}" for share in result["survival"])
     table.add_row("survival by position", survival, "")
     return table
@@ -49,10 +52,8 @@ def pair_line(pair: Mapping[str, Any] | None) -> str:
 
 
 def decision_line(decision: Mapping[str, Any] | None) -> str:
-    """reports/decision.json in a line."""
+    """reports/decision.json in a line: verdict, reasons, and what somebody signed off."""
     if decision is None:
         return "none yet"
-    reasons = "; ".join(decision.get("reasons", []))
-    return f"{decision['verdict']} version {decision['version']}" + (
-        f": {reasons}" if reasons else ""
-    )
+    told = "; ".join(reasons(decision))
+    return f"{decision['verdict']} version {decision['version']}" + (f": {told}" if told else "")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedTokenizerFast
 
-from draftsmith.errors import DraftError, TargetError
+from draftsmith.errors import DraftError, DraftMisfitError, TargetError
 from draftsmith.targets.checkpoint import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE
 from draftsmith.targets.identity import TargetIdentity
 
@@ -51,6 +51,21 @@ def require_same_tokenizer(
             found=f"tokenizer {tokenizer_digest}",
             expected=f"tokenizer {identity.tokenizer_digest}",
             remedy=f"distil the {what} from this target, or load the target it was distilled from",
+        )
+
+
+def require_same_rows(rows: int, wanted: int, directory: Path) -> None:
+    """Check that a whole model in `directory` gives every one of the target's ids a probability.
+
+    Raises:
+        DraftMisfitError: It has more or fewer rows in its vocabulary.
+    """
+    if rows != wanted:
+        raise DraftMisfitError(
+            f"joining the draft in {directory} to its target",
+            found=f"{rows} output rows",
+            expected=f"{wanted}, as the target has",
+            remedy="take a draft of the target's own family and vocabulary",
         )
 
 

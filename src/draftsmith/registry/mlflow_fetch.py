@@ -1,0 +1,107 @@
+"""Bring a registered pair's files to this machine, and accept only what was registered.
+
+Knows no models: a draft is a folder with a digest here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlflow.artifacts import download_artifacts
+
+from draftsmith.artifacts import atomic_directory, digest_directory, read_json, short, write_json
+from draftsmith.errors import ArtifactError, RegistryError
+from draftsmith.registry.mlflow_connection import translated, unless_done
+from draftsmith.registry.mlflow_upload import EVIDENCE, HISTORY
+from draftsmith.registry.pair import (
+    EVIDENCE_TAG,
+    FILES_TAG,
+    SOURCE_TAG,
+    PairRecord,
+    RegisteredPair,
+)
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+    from draftsmith.registry.mlflow_connection import Connection
+
+_ORIGIN = "origin.json"
+
+
+def fetch_pair(connection: Connection, pair: RegisteredPair, into: Path) -> Path:
+    """Bring a pair's draft/, pair.json and evidence/ to `into`/<short pair digest>/.
+
+    Nothing is downloaded when the folder is intact and its evidence is current. The evidence is
+    that whose digest the version states, also while newer evidence is being attached.
+
+    Returns:
+        The pair's folder.
+
+    Raises:
+        RegistryError: What arrived is not what was registered; the folder is as it was.
+        ArtifactError: The disk refused; the folder is as it was.
+    """
+    folder = into / short(pair.pair_digest)
+    what = f"fetching version {pair.version} of {pair.name}"
+    with translated(what):
+        version = connection.client.get_model_version(pair.name, pair.version)
+        stated = {tag: version.tags[tag] for tag in (FILES_TAG, EVIDENCE_TAG, SOURCE_TAG)}
+        origin = {"name": pair.name, "version": pair.version, **stated}
+        if _is_current(folder, pair, origin):
+            return folder
+        with atomic_directory(folder) as temporary:
+            _download(connection, version, temporary)
+            if damaged := _damaged(temporary, pair, origin):
+                raise RegistryError(
+                    what,
+                    found=f"{damaged} whose digest differs from the registered one",
+                    expected="the files that were registered",
+                    remedy="restore the artifact store, or `draftsmith rollback` to another",
+                )
+            write_json(temporary / _ORIGIN, origin)
+    return folder
+
+
+def _download(connection: Connection, version: ModelVersion, into: Path) -> None:
+    client, run_id = connection.client, str(version.run_id)
+    location = client.get_model_version_download_uri(version.name, version.version)
+    for name in ("draft", "pair.json"):
+        with unless_done("RESOURCE_DOES_NOT_EXIST"):  # what is missing counts as damaged
+            download_artifacts(
+                artifact_uri=f"{location}/artifacts/{name}",
+                dst_path=str(into),
+                tracking_uri=connection.uri,
+                registry_uri=connection.registry_uri,
+            )
+    digest = version.tags[EVIDENCE_TAG]
+    held = [item.path for item in client.list_artifacts(run_id, HISTORY)]
+    # The name begins with the day: a later copy is whole where an upload before it was killed.
+    newest = max((path for path in held if path.endswith(f"_{digest[:8]}")), default=None)
+    if newest is not None:
+        fetched = Path(client.download_artifacts(run_id, newest, str(into)))
+        if fetched.is_dir():  # a folder that lost its files is not downloaded
+            fetched.rename(into / EVIDENCE)
+
+
+def _is_current(folder: Path, pair: RegisteredPair, origin: Mapping[str, str]) -> bool:
+    try:
+        stated = read_json(folder / _ORIGIN)
+    except ArtifactError:
+        return False
+    return stated == dict(origin) and _damaged(folder, pair, origin) is None
+
+
+def _damaged(folder: Path, pair: RegisteredPair, origin: Mapping[str, str]) -> str | None:
+    """The part of a fetched pair that is not what was registered; None when all of it is."""
+    try:
+        record = PairRecord.from_json(read_json(folder / "pair.json"))
+    except (ArtifactError, RegistryError):
+        return "pair.json"
+    if record.digest != pair.pair_digest:
+        return "pair.json"
+    parts = {"draft": origin[FILES_TAG], EVIDENCE: origin[EVIDENCE_TAG]}
+    changed = (name for name, digest in parts.items() if digest_directory(folder / name) != digest)
+    return next((f"{name}/" for name in changed), None)

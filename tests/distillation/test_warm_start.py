@@ -1,0 +1,153 @@
+"""Distillation for a changed target that goes on from the draft of the one before."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from draftsmith.corpus.chat import make_chat
+from draftsmith.corpus.prompts import user_prompt
+from draftsmith.corpus.rollouts import Rollout
+from draftsmith.distillation.batches import collate, make_sequences, step_indices
+from draftsmith.distillation.divergences import forward_kl
+from draftsmith.distillation.recipe import recipe_digest, recipe_digests
+from draftsmith.distillation.run import Distillation
+from draftsmith.distillation.warm_start import DraftSource, source_of
+from draftsmith.drafts.checkpoint import load_draft
+from draftsmith.drafts.manifest import read_manifest
+from draftsmith.drafts.settings import StudentConfig
+from draftsmith.errors import DraftMisfitError
+from draftsmith.targets.loading import load_target
+from tests import tiny_target
+from tests.distillation.small_training import make_config
+
+RECIPE = StudentConfig(family="student", layers=(0, -1), vocabulary_size=0)
+CONFIG = make_config(steps=12, signal="cache", checkpoint_steps=5)
+PAIR = "p" * 64
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory):
+    """The small world's target and what a few more steps of training make of it."""
+    tokenizer = tiny_target.make_tokenizer()
+    model = tiny_target.make_model(tokenizer)
+    folders = []
+    for steps in (60, 8):
+        tiny_target.train(model, tokenizer, "home", steps=steps)
+        folders.append(tmp_path_factory.mktemp("target"))
+        tiny_target.save(model, tokenizer, folders[-1])
+    return [load_target(folder, dtype="float32") for folder in folders]
+
+
+@pytest.fixture(scope="module")
+def rollouts(targets):
+    chat = make_chat(targets[0].model, targets[0].tokenizer)
+    rows = []
+    for index, (domain, question, answer) in enumerate(tiny_target.conversations("home")[::4]):
+        response = targets[0].tokenizer(f"{answer}<|end|>", add_special_tokens=False)["input_ids"]
+        ids = chat.prompt_ids(user_prompt(question, domain))
+        rows.append(Rollout(str(index), domain, 0.0, ids, response, finished=True))
+    return {"train": rows[5:], "eval": rows[:5]}
+
+
+@pytest.fixture
+def run(targets, rollouts, tmp_path):
+    def call(name, *, source=None, target=targets[1], recipe=RECIPE, config=CONFIG, **options):
+        folder = tmp_path / name
+        folder.mkdir()
+        job = Distillation("small", recipe, config, target, "d" * 64, rollouts, source)
+        return job.run(folder, tmp_path / "partial", **options)
+
+    return call
+
+
+@pytest.fixture
+def source(run, targets, tmp_path):
+    """A draft of the first target."""
+    run("source", target=targets[0], config=make_config(steps=30, signal="cache"))
+    return DraftSource(tmp_path / "source", PAIR)
+
+
+def first_loss(manifest):
+    return manifest.training["history"][0]["loss"]
+
+
+def loss_of(draft, target, rows):
+    """Mean divergence over the positions of the first training batch."""
+    sequences = make_sequences([(r.prompt_ids, r.response_ids) for r in rows])
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    indices = step_indices(lengths, CONFIG.batch_size, seed=CONFIG.seed, step=0)
+    batch = collate(sequences, indices)
+    with torch.no_grad():
+        log_p, log_q = (
+            model(input_ids=batch.token_ids).logits[batch.mask].log_softmax(-1)
+            for model in (target, draft)
+        )
+    return float(forward_kl(log_p, log_q).mean())
+
+
+def test_training_goes_on_from_the_loss_of_the_draft_on_the_new_target(
+    run, source, targets, rollouts
+):
+    draft = load_draft(source.directory, targets[1].model, target_digest=None).model
+    expected = loss_of(draft, targets[1].model, rollouts["train"])
+    warm, cold = run("warm", source=source), run("cold")
+    assert first_loss(warm) == pytest.approx(expected, rel=1e-4)
+    assert first_loss(cold) > 1.5 * expected
+    assert warm.training["loss"] < cold.training["loss"]
+
+
+def test_the_manifest_names_the_start_and_the_recipe_is_another_one(run, source):
+    draft_digest = read_manifest(source.directory).digest
+    warm, cold = run("warm", source=source), run("cold")
+    origin = {"pair_digest": PAIR, "draft_digest": draft_digest}
+    assert warm.training["started_from"] == origin
+    assert "started_from" not in cold.training
+    assert cold.recipe_digest == recipe_digest(RECIPE, CONFIG)
+    assert warm.recipe_digest == recipe_digest(RECIPE, CONFIG, started_from=draft_digest)
+    known = recipe_digests(RECIPE, CONFIG, ["another", draft_digest])
+    assert known[0] == cold.recipe_digest
+    assert warm.recipe_digest in known[1:]
+    assert len(set(known)) == 3
+
+
+def test_a_killed_warm_start_gives_the_same_draft_and_takes_up_no_cold_checkpoint(run, source):
+    whole = run("whole", source=source)
+
+    def kill(step, _metrics):
+        if step == 7:
+            raise KeyboardInterrupt
+
+    for name, start in (("first", source), ("cold", None)):
+        with pytest.raises(KeyboardInterrupt):
+            run(name, source=start, on_step=kill)
+    steps = []
+    resumed = run("second", source=source, on_step=lambda step, _: steps.append(step))
+    assert steps == list(range(5, 12))
+    assert resumed == whole
+
+
+@pytest.mark.parametrize(("layers", "found"), [((0,), r"\[0, 3\]"), ((0, 1), r"\[0, 3\]")])
+def test_a_draft_of_other_layers_is_refused_with_both_named(run, source, layers, found):
+    recipe = StudentConfig(family="student", layers=layers, vocabulary_size=0)
+    with pytest.raises(DraftMisfitError, match=found) as refused:
+        run("misfit", source=source, recipe=recipe)
+    assert str(list(layers)) in str(refused.value)
+    assert "start.action" in str(refused.value)
+
+
+def test_a_draft_of_other_shapes_is_refused(run, source, targets):
+    config = copy.deepcopy(targets[1].model.config)
+    config.intermediate_size = 64  # the same family and width, with smaller layers inside
+    narrow = type(targets[1].model)(config).eval()
+    with pytest.raises(DraftMisfitError, match="mlp"):
+        run("misfit", source=source, target=dataclasses.replace(targets[1], model=narrow))
+
+
+def test_an_entry_of_start_names_the_folder_of_its_pair(tmp_path):
+    assert source_of({"action": "retrain", "source_pair_digest": None}, tmp_path) is None
+    named = source_of({"action": "warm_start", "source_pair_digest": PAIR}, tmp_path)
+    assert named == DraftSource(tmp_path / PAIR[:16] / "draft", PAIR)

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from draftsmith.drafts.settings import CheckpointConfig, RecipeConfig, StudentConfig
+from draftsmith.errors import ConfigError
+from draftsmith.strict import convert
+
+STUDENT = {"family": "student", "layers": [0, -1], "vocabulary_size": 8}
+CHECKPOINT = {"family": "checkpoint", "source": "models/mine", "digest": "a" * 64}
+
+
+def recipe(values):
+    return convert(values, RecipeConfig, "drafts.mine")
+
+
+def test_the_family_says_what_a_recipe_is():
+    assert recipe(STUDENT) == StudentConfig("student", (0, -1), 8)
+    assert recipe(CHECKPOINT) == CheckpointConfig("checkpoint", "models/mine", "a" * 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"family": "studnet"}, "drafts.mine.family.*`student`"),
+        ({"family": None}, "drafts.mine.family.*null"),
+        ({"family": ["student"]}, "drafts.mine.family"),
+        ({"layer": [0]}, "drafts.mine.layer.*unknown key"),
+        ({"vocabulary_size": "8"}, "drafts.mine.vocabulary_size"),
+    ],
+)
+def test_a_mistake_is_named_as_one_of_its_family(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        recipe(STUDENT | changes)
+
+
+def test_a_digest_is_one():
+    with pytest.raises(ConfigError, match="64 hex digits"):
+        recipe(CHECKPOINT | {"digest": "latest"})

@@ -1,0 +1,271 @@
+"""The live verdict on simulated service with measured rates."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+
+import pytest
+
+from benchmarks.live_service import (
+    DIGEST,
+    DOMAINS,
+    MARGIN,
+    evaluation_record,
+    monitor_config,
+    stream,
+)
+from draftsmith.drift.detectors import noise, signal_of_drop, threshold
+from draftsmith.drift.live import judge_live
+from draftsmith.drift.live_reference import registered_rates
+from draftsmith.errors import ConfigError, EvidenceError
+
+EASY, HARD = "maths", "translation"
+NUM_STREAMS = 12
+
+
+def judged(requests, *, seed=0, record=None, **changes):
+    rates = registered_rates(record or evaluation_record(seed))
+    config = monitor_config(**changes)
+    report = judge_live(requests, rates, pair_digest=DIGEST, config=config, margin=MARGIN)
+    json.dumps(report, allow_nan=False)
+    return report
+
+
+def verdicts(make_stream, **changes):
+    """Verdicts over streams that differ in traffic and in the noise of the reference."""
+    return Counter(
+        judged(make_stream(seed), seed=1000 + seed, **changes)["verdict"]
+        for seed in range(NUM_STREAMS)
+    )
+
+
+def test_a_stationary_stream_raises_no_alarm():
+    assert verdicts(lambda seed: stream(500, seed)) == {"ok": NUM_STREAMS}
+
+
+@pytest.mark.parametrize("begin", [0, 300], ids=["from the start", "in the middle"])
+def test_a_decayed_draft_is_found(begin):
+    found = verdicts(lambda seed: stream(600, seed, lost=lambda i: 0.1 * (i >= begin)))
+    assert found["draft decay"] >= 0.95 * NUM_STREAMS
+
+
+def test_a_decay_names_its_numbers_and_the_detectors():
+    report = judged(stream(600, 1, lost=lambda i: 0.12 * (i >= 300)))
+    pooled = next(entry for entry in report["strata"] if entry["domain"] == "all domains")
+    assert pooled["decayed"]
+    assert pooled["change"]["high"] < 0
+    assert pooled["signal"]["page_hinkley"] > 300
+    assert any(f"{pooled['change']['survival']:.3f}" in reason for reason in report["reasons"])
+    assert any("Page-Hinkley" in reason for reason in report["reasons"])
+
+
+def test_a_decay_of_one_domain_is_found_there():
+    lost = {HARD: 0.0, EASY: 0.25}
+    requests = [
+        request
+        for domain in (EASY, HARD)
+        for request in stream(400, 5, domain=domain, lost=lost[domain])
+    ]
+    report = judged(requests)
+    decayed = {entry["domain"] for entry in report["strata"] if entry["decayed"]}
+    assert report["verdict"] == "draft decay"
+    assert EASY in decayed
+    assert HARD not in decayed
+
+
+def test_a_drop_within_the_margin_is_no_decay_however_many_requests_say_so():
+    record = evaluation_record(0)
+    requests = stream(2500, 3, domain="code")
+    rate = sum(r.accepted[0] for r in requests) / sum(r.drafted[0] for r in requests)
+    level = record["positions"]["0.0"][0]["survival"]["by_domain"]["code"]
+    level["mean"] = level["low"] = level["high"] = rate + 0.75 * MARGIN
+    assert judged(requests, record=record, window=2000)["verdict"] == "ok"
+
+
+class TestShiftsAreNoDecay:
+    def test_another_domain_mix(self):
+        def domain(index):
+            return [EASY, EASY, EASY, HARD] if index < 400 else [EASY, HARD, HARD, HARD]
+
+        found = verdicts(lambda seed: stream(800, seed, domain=domain))
+        assert found == {"traffic shift": NUM_STREAMS}
+
+    def test_another_domain_mix_that_nobody_labelled(self):
+        found = verdicts(
+            lambda seed: stream(
+                800, seed, domain=lambda i: EASY if i < 400 else HARD, labelled=False
+            )
+        )
+        assert found["draft decay"] == 0
+
+    def test_longer_prompts_that_are_harder(self):
+        found = verdicts(
+            lambda seed: stream(
+                800,
+                seed,
+                prompt_tokens=lambda i: 50 + i % 90 if i < 400 else 400 + i % 200,
+                lost=lambda i: 0.15 * (i >= 400),
+            )
+        )
+        assert found == {"traffic shift": NUM_STREAMS}
+
+    def test_more_of_the_long_prompts_that_are_harder(self):
+        def is_long(index):
+            return index % 10 < (1 if index < 400 else 7)
+
+        found = verdicts(
+            lambda seed: stream(
+                800,
+                seed,
+                prompt_tokens=lambda i: 300 + i % 90 if is_long(i) else 30 + i % 90,
+                lost=lambda i: 0.12 * is_long(i),
+            )
+        )
+        assert found == {"traffic shift": NUM_STREAMS}
+
+    @pytest.mark.parametrize("begin", [250, 400])
+    def test_another_draft_length_of_the_engine(self, begin):
+        found = verdicts(
+            lambda seed: stream(
+                800,
+                seed,
+                draft_length=lambda i: 1 if i < begin else 4,
+                lost=lambda i: 0.1 * (i >= begin),
+            )
+        )
+        assert found == {"engine change": NUM_STREAMS}
+
+    def test_a_decay_beside_a_shift_is_still_decay(self):
+        def domain(index):
+            return [EASY, EASY, HARD] if index < 400 else [EASY, HARD, HARD]
+
+        found = verdicts(
+            lambda seed: stream(800, seed, domain=domain, lost=lambda i: 0.13 * (i >= 400))
+        )
+        assert found["draft decay"] >= 0.8 * NUM_STREAMS
+
+
+def test_unlabelled_requests_below_every_registered_rate_are_decay():
+    report = judged(stream(500, 2, labelled=False, lost=0.3))
+    assert report["verdict"] == "draft decay"
+    assert "lowest registered" in report["reasons"][0]
+    assert any("label them" in note for note in report["notes"])
+
+
+def test_unlabelled_requests_that_fell_but_not_below_every_rate_are_reported_as_what_they_may_be():
+    report = judged(stream(500, 2, labelled=False, lost=0.1))
+    assert report["verdict"] == "traffic shift"
+    assert "or a draft that decayed" in report["reasons"][0]
+
+
+def test_a_domain_without_a_registered_rate_counts_as_unlabelled():
+    record = evaluation_record(0)
+    del record["positions"]["0.0"][0]["survival"]["by_domain"]["chat"]
+    report = judged(stream(300, 2, domain="chat"), record=record)
+    assert [entry["domain"] for entry in report["strata"]] == ["unlabelled"]
+
+
+def test_a_stream_that_recovered_is_no_alarm_any_more():
+    report = judged(stream(900, 4, lost=lambda i: 0.15 * (300 <= i < 600)))
+    assert report["verdict"] == "ok"
+
+
+def test_the_order_of_the_files_does_not_matter():
+    requests = stream(500, 6, lost=lambda i: 0.12 * (i >= 250))
+    shuffled = random.Random(0).sample(requests, len(requests))
+    assert judged(shuffled) == judged(requests)
+
+
+def test_requests_that_cannot_be_judged_are_counted_and_left_out():
+    kept = stream(300, 7)
+    foreign = stream(20, 8, digest="another", lost=0.2)
+    warm = stream(30, 9, temperature=1.3, lost=0.2)
+    report = judged([*kept, *foreign, *warm])
+    assert report["left_out"] == {"other pair": 20, "no reference": 30, "nothing drafted": 0}
+    assert report["num_requests"] == 300
+    assert any("another pair" in note for note in report["notes"])
+    alone = judged(kept)
+    assert (report["strata"], report["verdict"]) == (alone["strata"], alone["verdict"])
+
+
+def test_few_requests_are_no_verdict():
+    report = judged(stream(99, 1, lost=0.2))
+    assert report["verdict"] == "not enough requests"
+    assert "99 requests" in report["reasons"][0]
+    assert judged([])["verdict"] == "not enough requests"
+
+
+def test_alpha_stands_in_where_a_record_has_no_survival_and_it_is_said():
+    record = evaluation_record(0)
+    record["positions"] = {}
+    report = judged(stream(500, 1, lost=0.12), record=record)
+    assert report["verdict"] == "draft decay"
+    assert any("alpha stands in" in note for note in report["notes"])
+
+
+def test_a_record_without_any_rate_is_an_error_that_says_what_to_do():
+    with pytest.raises(EvidenceError, match="dvc repro"):
+        registered_rates({"alpha": {}})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"window": 10},
+        {"min_requests": 5},
+        {"confidence": 1.0},
+        {"requests_per_false_signal": 10},
+        {"traffic_shift": 0.0},
+        {"engine_shift": 1.5},
+    ],
+)
+def test_settings_under_which_every_verdict_is_meaningless_are_refused(wrong):
+    with pytest.raises(ConfigError, match=f"monitor.{next(iter(wrong))}"):
+        monitor_config(**wrong)
+
+
+class TestDetectors:
+    def test_unit_noise_passes_the_threshold_as_rarely_as_asked(self):
+        rng = random.Random(0)
+        count = 0
+        for _ in range(40):
+            values = [rng.gauss(0, 1) for _ in range(500)]
+            signal = signal_of_drop(
+                values, [0.0] * 200, margin=1.0, requests_per_false_signal=20_000
+            )
+            count += signal.page_hinkley is not None
+        # 20,000 requests in all: one false signal is expected.
+        assert count <= 4
+
+    def test_rarer_false_signals_need_a_higher_threshold(self):
+        heights = [threshold(0.1, count) for count in (1_000, 10_000, 100_000)]
+        assert heights == sorted(heights)
+        assert heights[0] > 10
+
+    def test_a_drop_is_signalled_after_it_and_a_rise_is_not(self):
+        rng = random.Random(1)
+        steps = [rng.gauss(0, 0.1) for _ in range(400)]
+        fallen, risen = (
+            [step + sign * 0.2 * (i >= 200) for i, step in enumerate(steps)] for sign in (-1, 1)
+        )
+        options = {"margin": MARGIN, "requests_per_false_signal": 100_000}
+        signal = signal_of_drop(fallen, [0.0] * 100, **options)
+        assert 200 < signal.page_hinkley < 330
+        assert 200 < signal.adwin < 330
+        assert not signal_of_drop(risen, [0.0] * 100, **options).is_given
+
+    def test_noise_ignores_where_the_level_moves(self):
+        import numpy as np
+
+        steps = np.random.default_rng(0).normal(0, 0.1, 2000)
+        moved = steps + 5.0 * (np.arange(2000) >= 1000)
+        assert noise(moved) == pytest.approx(0.1, rel=0.6)
+        assert noise(steps) == pytest.approx(0.1, rel=0.05)
+
+
+def test_every_registered_domain_has_a_stratum_of_its_own_and_one_together():
+    report = judged(stream(800, 11))
+    assert [entry["domain"] for entry in report["strata"]] == sorted(["all domains", *DOMAINS])
+    assert all(entry["detectable_drop"] >= MARGIN for entry in report["strata"])

@@ -1,0 +1,333 @@
+"""The store against a real tracking server: SQL backend, proxied artifacts, basic auth, faults."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import shutil
+import urllib.request
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+
+from draftsmith import load_pair
+from draftsmith.artifacts import read_json, write_json, write_text
+from draftsmith.errors import RegistryError
+from draftsmith.registry import mlflow_upload
+from draftsmith.registry.mlflow_store import PairStore
+from draftsmith.registry.settings import RegistryConfig
+from tests.registry import tracking_server
+from tests.registry.small_pairs import SOURCE, TAGS, digest, make_files, make_record
+from tests.registry.tiny_models import save_draft_for, save_target
+from tests.registry.tracking_server import PASSWORD, USER, Proxy
+
+pytestmark = pytest.mark.slow
+
+EXPERIMENT = "draftsmith"
+ENCODED = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+
+
+def always(_):
+    return True
+
+
+@pytest.fixture(scope="module")
+def server(empty_registry, tmp_path_factory):
+    """Folder and port of a server; one for the module, a registered model a test."""
+    pytest.importorskip("flask_wtf", reason="MLflow's basic auth needs Flask-WTF")
+    root = tmp_path_factory.mktemp("server")
+    shutil.copyfile(empty_registry / "mlflow.db", root / "server.db")
+    with tracking_server.running(root, root / "server.db") as port:
+        yield root, port
+
+
+@pytest.fixture(scope="module")
+def relay(server):
+    with Proxy(server[1]) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(relay, monkeypatch):
+    """The way to the server, in order; what clients read is set to name it and the user."""
+    relay.heal()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", relay.url)
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", USER)
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0")
+    yield relay
+    relay.heal()
+
+
+@pytest.fixture
+def little_code(monkeypatch, tmp_path):
+    """A version holds one file of source instead of a hundred: faults are found sooner."""
+    write_text(tmp_path / "package" / "little.py", "")
+    monkeypatch.setattr(mlflow_upload, "_PACKAGE", tmp_path / "package")
+
+
+@pytest.fixture
+def open_store(proxy, tmp_path, request):
+    """Opens the store of this test's own registered model."""
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)
+    return lambda: PairStore(tmp_path / "project", RegistryConfig(name, EXPERIMENT))
+
+
+@pytest.fixture
+def register(tmp_path):
+    """Registers a pair in a store; returns its version."""
+
+    def call(store, target="t1", draft="d1", *, speedup=1.2):
+        draft_dir, evidence = make_files(tmp_path / f"{target}-{draft}", draft, speedup=speedup)
+        record = make_record(target, draft)
+        tags = {**TAGS, "speedup": f"{speedup:.4f}"}
+        return store.register(record, draft_dir, evidence=evidence, tags=tags, target_source=SOURCE)
+
+    return call
+
+
+def pair_runs(store, draft="d1", target="t1"):
+    """Status of each upload of a pair."""
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name(EXPERIMENT).experiment_id
+    pair = f"tags.pair_digest = '{make_record(target, draft).digest}' and tags.kind = 'pair'"
+    found = client.search_runs([experiment], f"{pair} and tags.pair_name = '{store.name}'")
+    return sorted(run.info.status for run in found)
+
+
+def require_no_secret(text):
+    assert PASSWORD not in text
+    assert ENCODED not in text
+
+
+@pytest.fixture
+def require_nothing_recorded(server, caplog):
+    """Reads all that clients and server logged, the database and every file of every version."""
+    caplog.set_level(logging.DEBUG)
+
+    def call():
+        require_no_secret(caplog.text)
+        stored = [path for path in (server[0] / "artifacts").rglob("*") if path.is_file()]
+        assert stored
+        for path in (server[0] / "server.log", *server[0].glob("server.db*"), *stored):
+            require_no_secret(path.read_bytes().decode(errors="replace"))
+
+    return call
+
+
+@pytest.mark.usefixtures("little_code")
+def test_a_pairs_life_on_a_server_with_basic_auth(
+    open_store, register, tmp_path, require_nothing_recorded
+):
+    store = open_store()
+    assert store.versions() == []
+    assert [register(store, "t1", "d1"), register(store, "t2", "d2")] == ["1", "2"]
+    assert register(store, "t1", "d1", speedup=1.5) == "1"
+    folder = store.fetch(store.resolve("1").pair, tmp_path / "fetched")
+    assert (folder / "draft" / "model.safetensors").read_text() == "weights of d1"
+    assert read_json(folder / "evidence" / "benchmark.json")["speedup"]["mean"] == 1.5
+    store.set_challenger("2")
+    write_json(tmp_path / "decision.json", {"verdict": "promote", "reasons": []})
+    store.attach_decision("2", tmp_path / "decision.json", tmp_path / "decision.json")
+    assert store.promote("1", ["first"]) is None
+    assert store.promote("2", [f"faster than {PASSWORD}"]) == "1"
+    assert store.incumbent(digest("t2")).version == "1"
+    assert store.rollback(reason=f"slow: {PASSWORD}", is_reachable=always).version == "1"
+    assert store.resolve("2").quarantine == "slow: ***"
+    assert store.champion().version == "1"
+    moves = [(move.kind, move.predecessor, move.version) for move in store.history()]
+    assert moves == [("promotion", None, "1"), ("promotion", "1", "2"), ("rollback", "2", "1")]
+    require_nothing_recorded()
+
+
+@pytest.mark.usefixtures("little_code")
+def test_credentials_in_the_address_are_not_recorded_either(
+    proxy, open_store, register, tmp_path, require_nothing_recorded, monkeypatch
+):
+    monkeypatch.delenv("MLFLOW_TRACKING_USERNAME")
+    monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
+    address = proxy.url.replace("://", f"://{USER}:{PASSWORD}@")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    store = open_store()
+    register(store)
+    store.fetch(store.resolve("1").pair, tmp_path / "fetched")
+    proxy.deal = lambda *_: "down"
+    with pytest.raises(RegistryError) as caught:
+        store.promote("1", [])
+    require_no_secret(str(caught.value))
+    require_nothing_recorded()
+
+
+def test_a_pair_is_loaded_from_a_server(open_store, tmp_path, require_nothing_recorded):
+    store = open_store()
+    save_target(tmp_path / "target")
+    record = save_draft_for(tmp_path / "target", tmp_path / "draft")
+    arguments = {"evidence": {}, "tags": TAGS, "target_source": str(tmp_path / "target")}
+    store.promote(store.register(record, tmp_path / "draft", **arguments), [])
+    uri = f"models:/{store.name}@champion"
+    answer = load_pair(uri, root=tmp_path / "elsewhere").generate("hello", max_new_tokens=4)
+    assert answer.num_rounds
+    loaded = mlflow.pyfunc.load_model(uri, model_config={"max_new_tokens": 4})
+    assert loaded.predict(["hello"]) == [answer.text]
+    require_nothing_recorded()
+
+
+@pytest.mark.parametrize("password", ["wrong-password", None])
+def test_a_wrong_or_missing_password_is_one_clear_error(open_store, monkeypatch, password):
+    monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
+    if password is not None:
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
+    with pytest.raises(
+        RegistryError, match=r"(?s)not authenticated.*MLFLOW_TRACKING_PASSWORD"
+    ) as error:
+        open_store()
+    assert "wrong-password" not in str(error.value)
+    assert error.value.__suppress_context__
+
+
+@pytest.mark.usefixtures("little_code")
+def test_a_user_who_may_only_read_changes_nothing(proxy, open_store, register, monkeypatch):
+    store = open_store()
+    register(store)
+    user = {"username": "reader", "password": "reads-and-never-writes"}
+    request = urllib.request.Request(
+        f"{proxy.url}/api/2.0/mlflow/users/create",
+        json.dumps(user).encode(),
+        {"Authorization": f"Basic {ENCODED}", "Content-Type": "application/json"},
+    )
+    urllib.request.urlopen(request, timeout=30).close()
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user["username"])
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", user["password"])
+    reader = open_store()
+    for change in (
+        lambda: register(reader, "t2", "d2"),
+        lambda: reader.promote("1", []),
+        lambda: reader.quarantine("1", "slow"),
+    ):
+        with pytest.raises(RegistryError, match="Permission denied") as error:
+            change()
+        assert user["password"] not in str(error.value)
+    assert reader.champion() is None
+    assert [item.quarantine for item in reader.versions()] == [None]
+
+
+def after(number, kind, *, method, ending):
+    """Deal with request `number` of those to `ending`, and with all after it, as `kind` says."""
+    count = 0
+
+    def deal(given, path, _):
+        nonlocal count
+        if given == method and path.partition("?")[0].endswith(ending):
+            count += 1
+        return kind if count >= number else "pass"
+
+    return deal
+
+
+IN_UPLOAD = {"method": "PUT", "ending": ""}
+AT_VERSION = {"method": "POST", "ending": "model-versions/create"}
+
+
+@pytest.mark.usefixtures("little_code")
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(("down", 5, IN_UPLOAD), id="down in the upload"),
+        pytest.param(("error", 5, IN_UPLOAD), id="500 in the upload"),
+        pytest.param(("slow", 5, IN_UPLOAD), id="slow in the upload"),
+        pytest.param(("down", 1, AT_VERSION), id="down at the version"),
+        pytest.param(("error", 1, AT_VERSION), id="500 at the version"),
+        pytest.param(("lost", 1, AT_VERSION), id="unanswered at the version"),
+    ],
+)
+def test_a_server_that_fails_in_an_upload_is_one_error_and_the_rerun_makes_one_version(
+    proxy, open_store, register, tmp_path, monkeypatch, fault
+):
+    kind, number, place = fault
+    if kind == "slow":
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    store = open_store()
+    proxy.deal = after(number, kind, **place)
+    with pytest.raises(RegistryError, match="registering small") as error:
+        register(store)
+    require_no_secret(str(error.value))
+    assert error.value.__suppress_context__
+    proxy.heal()
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+    for item in store.versions():  # only where the answer was lost
+        assert kind == "lost"
+        store.fetch(item.pair, tmp_path / item.pair.version)
+    register(store)
+    assert [item.pair.version for item in store.versions()] == ["1"]
+    store.fetch(store.resolve("1").pair, tmp_path / "fetched")
+    assert pair_runs(store) == (["FINISHED"] if kind == "lost" else ["FINISHED", "KILLED"])
+
+
+@pytest.mark.usefixtures("little_code")
+def test_requests_that_are_sent_twice_have_one_effect(proxy, open_store, register, tmp_path):
+    """The first answer to every change is lost on the way back, so the client sends it again."""
+    sent = set()
+
+    def deal(method, path, body):
+        if method == "GET" or (method, path, body) in sent:
+            return "pass"
+        sent.add((method, path, body))
+        return "lost"
+
+    store = open_store()
+    proxy.deal = deal
+    assert register(store, "t1", "d1") == "1"
+    second = register(store, "t2", "d2")  # not 2: the first one's repeat had that number
+    store.promote("1", ["first"])
+    store.promote(second, ["faster"])
+    store.rollback(reason="slow", is_reachable=always)
+    proxy.heal()
+    assert [item.pair.version for item in store.versions()] == ["1", second]
+    assert [move.version for move in store.history()] == ["1", second, "1"]
+    assert pair_runs(store) == ["FINISHED", "KILLED"]
+    store.fetch(store.champion(), tmp_path / "fetched")
+
+
+@pytest.mark.usefixtures("little_code")
+def test_a_server_that_fails_in_a_promotion_leaves_a_history_that_is_true(
+    proxy, open_store, register
+):
+    store = open_store()
+    champion, other = register(store, "t1", "d1"), register(store, "t2", "d2")
+    store.promote(champion, ["first"])
+    moves = [champion]
+    places = ("alias", "runs/update")
+    for place, kind in zip(places * 2, ("down", "error", "lost", "lost"), strict=True):
+        proxy.deal = after(1, kind, method="POST", ending=place)
+        with pytest.raises(RegistryError, match="promoting a pair"):
+            store.promote(other, ["faster"])
+        proxy.heal()
+        is_moved = place == "runs/update" or kind == "lost"
+        holder = other if is_moved else champion
+        assert store.champion().version == store.history()[-1].version == holder
+        assert store.promote(other, ["faster"]) == champion
+        moves.append(other)
+        assert [move.version for move in store.history()] == moves
+        assert store.champion().version == other
+        champion, other = other, champion
+
+
+@pytest.mark.usefixtures("little_code")
+def test_a_download_that_breaks_off_is_refused_and_the_next_one_is_whole(
+    proxy, open_store, register, tmp_path
+):
+    store = open_store()
+    register(store)
+    pair = store.resolve("1").pair
+    proxy.deal = after(1, "cut", method="GET", ending="model.safetensors")
+    with pytest.raises(RegistryError, match="fetching version 1"):
+        store.fetch(pair, tmp_path / "fetched")
+    assert list((tmp_path / "fetched").iterdir()) == []
+    proxy.heal()
+    folder = store.fetch(pair, tmp_path / "fetched")
+    assert (folder / "draft" / "model.safetensors").read_text() == "weights of d1"

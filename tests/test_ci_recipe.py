@@ -1,0 +1,121 @@
+"""The workflow that docs/ci.md shows: it parses, and its shell steps do what the page says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKFLOW = yaml.safe_load((ROOT / "docs/examples/draftsmith-ci.yml").read_text(encoding="utf-8"))
+STEPS = WORKFLOW["jobs"]["pair"]["steps"]
+PROMOTE = {"verdict": "promote", "reasons": ["All 8 blocking checks passed."]}
+BLOCK = {"verdict": "block", "reasons": ["Alpha: it falls short.", "Speedup: too low."]}
+
+
+def run_step(step_id, folder, **environment):
+    """A step as the runner starts it: bash that stops at the first error."""
+    (step,) = (step for step in STEPS if step.get("id") == step_id)
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"]} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def decide(folder, decision):
+    (folder / "reports").mkdir(exist_ok=True)
+    text = decision if isinstance(decision, str) else json.dumps(decision)
+    (folder / "reports/decision.json").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("decision", "status", "expected"),
+    [
+        (PROMOTE, "0", 0),
+        (PROMOTE, "255", 1),
+        (PROMOTE, "", 1),
+        (BLOCK, "255", 3),
+        (None, "255", 1),
+        (None, "", 1),
+        ({"reasons": []}, "0", 1),
+        ("{", "0", 1),
+    ],
+)
+def test_the_exit_code_is_that_of_the_decision(tmp_path, decision, status, expected):
+    if decision is not None:
+        decide(tmp_path, decision)
+    done = run_step("decision", tmp_path, REPRO_STATUS=status)
+    assert done.returncode == expected, done.stderr
+    if decision in (PROMOTE, BLOCK):
+        assert done.stdout.splitlines() == [decision["verdict"], *decision["reasons"]]
+    else:
+        assert done.stderr
+
+
+@pytest.mark.parametrize("status", [0, 255])
+def test_an_old_decision_cannot_pass_for_that_of_a_run(tmp_path, status):
+    decide(tmp_path, PROMOTE)
+    (tmp_path / "dvc").write_text(f"#!/bin/sh\nexit {status}\n")
+    (tmp_path / "dvc").chmod(0o755)
+    output = tmp_path / "output"
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = run_step("repro", tmp_path, PATH=path, GITHUB_OUTPUT=str(output))
+    assert done.returncode == 0, done.stderr
+    assert output.read_text() == f"status={status}\n"
+    assert not (tmp_path / "reports/decision.json").exists()
+
+
+def test_a_run_on_the_main_branch_commits_its_lock_and_reports_once(tmp_path):
+    def git(*arguments):
+        identity = ("-c", "user.name=test", "-c", "user.email=test@example.invalid")
+        return subprocess.run(
+            ["git", *identity, *arguments], cwd=clone, capture_output=True, text=True, check=True
+        ).stdout
+
+    clone, remote = tmp_path / "clone", tmp_path / "remote"
+    clone.mkdir()
+    git("init", "-q", "--bare", str(remote))
+    git("init", "-q", "-b", "main")
+    git("remote", "add", "origin", str(remote))
+    git("commit", "-q", "--allow-empty", "-m", "start")
+    git("push", "-q", "-u", "origin", "main")
+    (clone / "dvc.lock").write_text("schema: '2.0'\n")
+    (clone / "build").mkdir()
+    (clone / "build/target.json").write_text("{}")
+    assert run_step("commit", clone, HOME=str(tmp_path)).returncode == 0
+    assert git("log", "--format=%s", "origin/main").split() == ["start"]
+    decide(clone, BLOCK)
+    for _ in range(2):
+        done = run_step("commit", clone, HOME=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+    assert git("show", "--name-only", "--format=", "origin/main").split() == [
+        "build/target.json",
+        "dvc.lock",
+        "reports/decision.json",
+    ]
+    assert git("rev-list", "--count", "origin/main").strip() == "2"
+
+
+def test_the_gate_writes_its_decision_in_every_run():
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    assert stages["gate"]["always_changed"] is True
+
+
+def test_the_steps_that_report_run_after_a_failure_too():
+    after = STEPS[[step.get("id") for step in STEPS].index("repro") + 1 :]
+    assert after
+    assert all(step["if"].startswith("always()") for step in after)
+
+
+def test_a_pull_request_is_an_experiment_which_never_promotes():
+    (step,) = (step for step in STEPS if "DVC_EXP_NAME" in step.get("run", ""))
+    assert step["if"] == "github.event_name == 'pull_request'"
+    assert "DVC_EXP_NAME" in (ROOT / "pipeline/promote.py").read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ some minutes.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -29,12 +30,14 @@ from draftsmith.drift.telemetry import ServedRequest
 
 OUTPUT = MEASURED.parent / "live-calibration.json"
 CONFIG = monitor_config()
-LENGTHS = (400, 1000)
+# Requests of a stream, and prompts of each domain that the reference was decoded on.
+SIZES = ((400, 11), (1000, 11), (1000, 30))
 DROPS = (0.0, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1)
-PER_DOMAIN = (11, 30)
-NUM_STREAMS = 400
-NUM_STATIONARY = 1000
+PER_DOMAIN = 11
+NUM_STREAMS = 100
+NUM_STATIONARY = 300
 EASY, HARD = "maths", "translation"
+MIDDLE = 500
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,45 +57,43 @@ def verdicts(
 def drops() -> list[dict[str, Any]]:
     """A draft that accepts less from the middle of the stream on; 0 is a false alarm."""
     rows = []
-    for length in LENGTHS:
-        for per_domain in PER_DOMAIN:
-            for drop in DROPS:
-                shares = verdicts(
-                    lambda seed, n=length, d=drop: stream(
-                        n, seed, lost=lambda i: d * (i >= n // 2)
-                    ),
-                    num_streams=NUM_STREAMS if drop else NUM_STATIONARY,
-                    per_domain=per_domain,
-                )
-                row = {"num_requests": length, "decoded_prompts": 6 * per_domain, "drop": drop}
-                _LOG.info("%s %s", row, shares)
-                rows.append(row | {"verdicts": shares})
+    for (length, per_domain), drop in itertools.product(SIZES, DROPS):
+        shares = verdicts(
+            lambda seed, n=length, d=drop: stream(n, seed, lost=lambda i: d * (i >= n // 2)),
+            num_streams=NUM_STREAMS if drop else NUM_STATIONARY,
+            per_domain=per_domain,
+        )
+        row = {"num_requests": length, "decoded_prompts": 6 * per_domain, "drop": drop}
+        _LOG.info("%s %s", row, shares)
+        rows.append(row | {"verdicts": shares})
     return rows
 
 
 def shifts() -> list[dict[str, Any]]:
-    """Traffic or engine that changes in the middle, acceptance with it, the draft being as it was."""
+    """Traffic or engine that changes in the middle, and acceptance with it; the draft does not."""
     cases: dict[str, dict[str, Any]] = {
         "domain mix, labelled": {
-            "domain": lambda i: [EASY] * 3 + [HARD] if i < 500 else [EASY] + [HARD] * 3
+            "domain": lambda i: [EASY] * 3 + [HARD] if i < MIDDLE else [EASY] + [HARD] * 3
         },
         "domain mix, unlabelled": {
-            "domain": lambda i: EASY if i < 500 else HARD,
+            "domain": lambda i: EASY if i < MIDDLE else HARD,
             "labelled": False,
         },
         "prompts that are longer and harder": {
-            "prompt_tokens": lambda i: 50 + i % 90 if i < 500 else 400 + i % 200,
-            "lost": lambda i: 0.12 * (i >= 500),
+            "prompt_tokens": lambda i: 50 + i % 90 if i < MIDDLE else 400 + i % 200,
+            "lost": lambda i: 0.12 * (i >= MIDDLE),
         },
         "draft length, and acceptance with it": {
-            "draft_length": lambda i: 1 if i < 500 else 4,
-            "lost": lambda i: 0.1 * (i >= 500),
+            "draft_length": lambda i: 1 if i < MIDDLE else 4,
+            "lost": lambda i: 0.1 * (i >= MIDDLE),
         },
     }
     rows = []
     for name, given in cases.items():
         shares = verdicts(
-            lambda seed, g=given: stream(1000, seed, **g), num_streams=NUM_STREAMS, per_domain=11
+            lambda seed, g=given: stream(2 * MIDDLE, seed, **g),
+            num_streams=NUM_STREAMS,
+            per_domain=11,
         )
         _LOG.info("%s %s", name, shares)
         rows.append({"shift": name, "verdicts": shares})

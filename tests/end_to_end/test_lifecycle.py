@@ -17,7 +17,9 @@ from draftsmith.artifacts import digest_directory, read_json
 from draftsmith.corpus.dataset import read_split
 from draftsmith.drafts.checkpoint import LoadedDraft, load_draft
 from draftsmith.drafts.student import empty_student
+from draftsmith.drift.telemetry import append_telemetry, describe_request
 from draftsmith.evaluation.acceptance import teacher_forced_alpha
+from draftsmith.registry.loading import load_pair
 from draftsmith.targets.loading import load_by_digest
 from tests.end_to_end.conftest import Project
 from tests.end_to_end.worlds import Update, with_other_template, with_other_tokenizer
@@ -142,6 +144,37 @@ def test_a_stale_draft_forced_on_a_new_target_is_blocked(warm: Project, checkpoi
     pairs = {pair["version"]: pair for pair in warm.cli("pairs")}
     assert "champion" in pairs["2"]["aliases"]
     assert '"verdict": "block"' in pairs["3"]["tags"]["decision"]
+
+
+def _serve(project: Project, version: str, file: Path, *, under: str) -> None:
+    """Answer the eval prompts twice with a version; its telemetry names the pair `under`."""
+    pair = load_pair(f"models:/story-pair/{version}", root=project.root)
+    held_out = {r.prompt_id for r in read_split(project.root / "data/corpus", "eval")}
+    for prompt in 2 * [p for p in project.world.prompts() if p.prompt_id in held_out]:
+        messages = [{"role": role, "content": content} for role, content in prompt.messages]
+        answer = pair.generate(messages, max_new_tokens=24)
+        line = describe_request(
+            answer.trace,
+            answer.params,
+            time_utc="2026-01-01T00:00:00+00:00",
+            pair_digest=under,
+            domain=prompt.domain,
+            prompt_tokens=answer.num_prompt_tokens,
+            latency_s=answer.latency_s,
+        )
+        append_telemetry(file, line)
+
+
+def test_traffic_raises_an_alarm_once_the_target_has_changed_below_the_draft(
+    warm: Project, tmp_path: Path
+) -> None:
+    digest = {p["version"]: p["pair_digest"] for p in warm.cli("pairs")}["2"]
+    verdicts = {}
+    for version, name in (("2", "own"), ("3", "changed")):
+        _serve(warm, version, tmp_path / name, under=digest)
+        found = warm.cli("monitor", str(tmp_path / name), "--version", "2", "--no-tag")
+        verdicts[name] = found["verdict"]
+    assert verdicts == {"own": "ok", "changed": "draft decay"}
 
 
 def test_a_draft_distilled_from_the_new_target_is_promoted(

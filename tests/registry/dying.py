@@ -21,8 +21,16 @@ from mlflow import MlflowClient
 from mlflow.utils import requirements_utils
 
 from draftsmith.artifacts import write_json, write_text
+from draftsmith.registry import mlflow_upload
 from draftsmith.registry.mlflow_store import PairStore
-from tests.registry.small_pairs import CONFIG, SOURCE, TAGS, make_files, make_record
+from tests.registry.small_pairs import (
+    CONFIG,
+    SOURCE,
+    TAGS,
+    make_files,
+    make_little_code,
+    make_record,
+)
 
 QUESTIONS = ("get_", "search_", "list_", "download_")
 MOVED = "package:llm/moved.gguf"
@@ -127,6 +135,7 @@ def _prepare(root):
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     tempfile.tempdir = str(root / "temporary")
     (root / "temporary").mkdir(exist_ok=True)
+    mlflow_upload._PACKAGE = make_little_code(root)
 
 
 def _die(*_, **__):

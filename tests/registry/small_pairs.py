@@ -46,6 +46,12 @@ def make_files(folder, draft="d1", *, speedup=1.2):
     return folder / "draft", {"benchmark.json": folder / "benchmark.json"}
 
 
+def make_little_code(folder):
+    """What a version may hold in place of the hundred files of the package, to save time."""
+    write_text(folder / "package" / "little.py", "")
+    return folder / "package"
+
+
 CHILD = """
 import os, signal, sys
 from pathlib import Path

@@ -13,13 +13,21 @@ from mlflow import MlflowClient
 
 from draftsmith.artifacts import read_json, short, write_text
 from draftsmith.errors import ArtifactError, DraftsmithError, RegistryError
+from draftsmith.registry import mlflow_upload
 from draftsmith.registry.loading import load_pair
 from draftsmith.registry.mlflow_store import PairStore
 from draftsmith.registry.settings import RegistryConfig
 from draftsmith.registry.verification import verify
 from tests.full_disk import files_up_to
 from tests.registry import dying
-from tests.registry.small_pairs import CONFIG, SOURCE, TAGS, make_files, make_record
+from tests.registry.small_pairs import (
+    CONFIG,
+    SOURCE,
+    TAGS,
+    make_files,
+    make_little_code,
+    make_record,
+)
 
 LEAST_WRITES = {"register": 12, "register_again": 6, "promote": 6, "rollback": 4}
 NUM_MOVES = {"register": 2, "register_again": 2, "promote": 3, "rollback": 3}
@@ -44,6 +52,7 @@ def world(promoted_registry, tmp_path, monkeypatch):
     """Makes a project's folder with that database."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setattr(mlflow_upload, "_PACKAGE", make_little_code(tmp_path))
 
     def make(name):
         root = tmp_path / name

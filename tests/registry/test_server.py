@@ -13,13 +13,20 @@ import pytest
 from mlflow import MlflowClient
 
 from draftsmith import load_pair
-from draftsmith.artifacts import read_json, write_json, write_text
+from draftsmith.artifacts import read_json, write_json
 from draftsmith.errors import RegistryError
 from draftsmith.registry import mlflow_upload
 from draftsmith.registry.mlflow_store import PairStore
 from draftsmith.registry.settings import RegistryConfig
 from tests.registry import tracking_server
-from tests.registry.small_pairs import SOURCE, TAGS, digest, make_files, make_record
+from tests.registry.small_pairs import (
+    SOURCE,
+    TAGS,
+    digest,
+    make_files,
+    make_little_code,
+    make_record,
+)
 from tests.registry.tiny_models import save_draft_for, save_target
 from tests.registry.tracking_server import PASSWORD, USER, Proxy
 
@@ -67,8 +74,7 @@ def proxy(relay, monkeypatch):
 @pytest.fixture
 def little_code(monkeypatch, tmp_path):
     """A version holds one file of source instead of a hundred: faults are found sooner."""
-    write_text(tmp_path / "package" / "little.py", "")
-    monkeypatch.setattr(mlflow_upload, "_PACKAGE", tmp_path / "package")
+    monkeypatch.setattr(mlflow_upload, "_PACKAGE", make_little_code(tmp_path))
 
 
 @pytest.fixture

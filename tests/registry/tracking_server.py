@@ -108,6 +108,8 @@ class Proxy:
 def _handler(proxy):
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = -1  # an answer in one packet, at once
+        disable_nagle_algorithm = True
 
         def answer(self):
             body = self._body()

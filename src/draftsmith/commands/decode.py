@@ -5,42 +5,54 @@ from __future__ import annotations
 import dataclasses
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from draftsmith.commands.common import HERE, AsJson, Root, TargetFolder, reported, write_json
-from draftsmith.drift.telemetry import append_telemetry, describe_request
+from draftsmith.drift.telemetry import ServedRequest, append_telemetry, describe_request
 from draftsmith.errors import ConfigError
 from draftsmith.report.terminal import measured_table
+
+if TYPE_CHECKING:
+    from draftsmith.registry.generation import Generation
 
 _FIGURES = ("block_efficiency", "tokens_per_s")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
+Pair = Annotated[str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION or a folder.")]
+Prompt = Annotated[str, typer.Argument(help="One user turn, or a text without chat template.")]
+AtLeastOne = Annotated[int, typer.Option(min=1)]
+OffAtZero = Annotated[float, typer.Option(help="0 is off.")]
+DraftLength = Annotated[
+    int | None, typer.Option(min=0, help="Tokens drafted a round; default: the best measured.")
+]
+TelemetryFile = Annotated[
+    Path | None, typer.Option(help="File that gets one line about the request.")
+]
+Domain = Annotated[str | None, typer.Option(help="Kind of the request, for --telemetry.")]
+
+
 @reported
 def generate(  # noqa: PLR0913  one option a sampling parameter
-    uri: Annotated[
-        str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION or a folder.")
-    ],
-    prompt: Annotated[str, typer.Argument(help="One user turn, or a text without chat template.")],
+    uri: Pair,
+    prompt: Prompt,
     *,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    max_new_tokens: AtLeastOne = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
     top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    min_p: OffAtZero = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    presence_penalty: OffAtZero = 0.0,
+    frequency_penalty: OffAtZero = 0.0,
     seed: int = 0,
-    draft_length: Annotated[
-        int | None, typer.Option(min=0, help="Tokens drafted a round; default: the best measured.")
-    ] = None,
+    draft_length: DraftLength = None,
     target: TargetFolder = None,
-    telemetry: Annotated[
-        Path | None, typer.Option(help="File that gets one line about the request.")
-    ] = None,
-    domain: Annotated[
-        str | None, typer.Option(help="Kind of the request, for --telemetry.")
-    ] = None,
+    telemetry: TelemetryFile = None,
+    domain: Domain = None,
     device: str = "cpu",
     root: Root = HERE,
     as_json: AsJson = False,
@@ -51,34 +63,44 @@ def generate(  # noqa: PLR0913  one option a sampling parameter
     pair = load_pair(uri, root=root, target=target, device=device)
     result = pair.generate(
         prompt,
+        draft_length=draft_length,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
         seed=seed,
-        draft_length=draft_length,
     )
+    if telemetry is not None:
+        append_telemetry(telemetry, _line(result, pair.record.digest, domain or None))
     if as_json:
         write_json({**dataclasses.asdict(result), "pair_digest": pair.record.digest})
     else:
-        typer.echo(result.text)
-        tau, speed = (f"{getattr(result, name):.2f}" for name in _FIGURES)
-        typer.echo(
-            f"\ntau {tau}  {speed} tokens/s  {len(result.token_ids)} tokens in "
-            f"{result.num_rounds} rounds, {result.num_accepted} of {result.num_drafted} drafted "
-            "tokens accepted",
-        )
-    if telemetry is not None:
-        line = describe_request(
-            result.trace,
-            result.params,
-            time_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            pair_digest=pair.record.digest,
-            domain=domain or None,
-            prompt_tokens=result.num_prompt_tokens,
-            latency_s=round(result.latency_s, 6),
-        )
-        append_telemetry(telemetry, line)
+        _show(result)
+
+
+def _line(result: Generation, pair_digest: str, domain: str | None) -> ServedRequest:
+    return describe_request(
+        result.trace,
+        result.params,
+        time_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        pair_digest=pair_digest,
+        domain=domain,
+        prompt_tokens=result.num_prompt_tokens,
+        latency_s=round(result.latency_s, 6),
+    )
+
+
+def _show(result: Generation) -> None:
+    typer.echo(result.text)
+    tau, speed = (f"{getattr(result, name):.2f}" for name in _FIGURES)
+    typer.echo(
+        f"\ntau {tau}  {speed} tokens/s  {len(result.token_ids)} tokens in {result.num_rounds} "
+        f"rounds, {result.num_accepted} of {result.num_drafted} drafted tokens accepted",
+    )
 
 
 @reported

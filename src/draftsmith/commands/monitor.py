@@ -131,18 +131,15 @@ def _show(result: Mapping[str, Any]) -> None:
 
 def _table(strata: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None)
-    for column in ("temperature", "domain", "requests", "survival", "registered", "change"):
+    for column in ("T", "domain", "n", "live", "registered", "change", "signal"):
         table.add_column(column)
-    table.add_column("signalled at")
-    table.add_column("finds a drop of")
     for entry in strata:
-        change, signal = entry["change"], entry["signal"]
-        figures = ["-", "-", "not comparable", "-"]
+        change = entry["change"]
+        figures = ["-", "-", "not comparable"]
         if change is not None:
-            span = f"{change['change']:+.3f} ({change['low']:+.3f} to {change['high']:+.3f})"
+            span = f"{change['change']:+.3f} ({change['low']:+.2f} to {change['high']:+.2f})"
             figures = [f"{change['survival']:.3f}", f"{change['registered']:.3f}", span]
-            figures.append(f"{entry['detectable_drop']:.3f}")
-        first = [index + 1 for index in signal.values() if index is not None]
-        row = [entry["temperature"], entry["domain"], str(entry["num_requests"]), *figures[:3]]
-        table.add_row(*row, str(min(first)) if first else "-", figures[3])
+        first = [index + 1 for index in entry["signal"].values() if index is not None]
+        row = [entry["temperature"], entry["domain"], str(entry["num_requests"]), *figures]
+        table.add_row(*row, str(min(first)) if first else "-")
     return table

@@ -66,8 +66,7 @@ def slot_attention(  # noqa: PLR0913, PLR0917  the signature is Transformers'
     """Scaled dot-product attention with packed query groups.
 
     Worked example: 6 query heads over 2 key heads make groups of 3. A query of 4 positions
-    `[1, 6, 4, dim]` becomes `[1, 2, 12, dim]` (head 0's three groups after one another) and attends
-    keys `[1, 2, slots, dim]` under a mask `[1, 1, 12, slots]`.
+    `[1, 6, 4, dim]` becomes `[1, 2, 12, dim]`, group after group, under a mask `[1, 1, 12, slots]`.
 
     Args:
         module: The calling attention layer.
@@ -78,7 +77,7 @@ def slot_attention(  # noqa: PLR0913, PLR0917  the signature is Transformers'
             `[rows, 1, groups * positions, slots]`; None is causal.
         dropout: Probability; 0 when decoding.
         scaling: Factor of the scores; None is 1 / sqrt(dim).
-        softcap: Scores s become softcap * tanh(s / softcap); None is off.
+        softcap: Scores s become softcap * tanh(s / softcap).
         s_aux: `[query_heads]`: score of each head's sink, which takes attention and gives nothing.
         **keywords: What the model passes besides.
 
@@ -87,20 +86,19 @@ def slot_attention(  # noqa: PLR0913, PLR0917  the signature is Transformers'
     """
     _refuse_unknown(module, keywords)
     rows, query_heads, positions, dim = query.shape
-    key_heads = key.shape[1]
+    key_heads, slots = key.shape[1:3]
     groups = query_heads // key_heads
     if attention_mask is None:
-        attention_mask = causal_mask(positions, key.shape[2], device=query.device)
-    packed = groups * positions
-    if attention_mask.shape[2] != packed:
+        attention_mask = causal_mask(positions, slots, device=query.device)
+    if attention_mask.shape[2] != groups * positions:
         attention_mask = pack_mask(attention_mask, groups)
-    query = query.reshape(rows, key_heads, packed, dim)
+    query = query.reshape(rows, key_heads, -1, dim)
     if softcap is None and s_aux is None:
         attended = nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
         )
     else:
-        scores = query @ key.transpose(2, 3) * (dim**-0.5 if scaling is None else scaling)
+        scores = query @ key.mT * (dim**-0.5 if scaling is None else scaling)
         attended = _shares(scores, attention_mask, softcap, s_aux) @ value
     return attended.reshape(rows, query_heads, positions, -1).transpose(1, 2).contiguous(), None
 

@@ -38,6 +38,16 @@ _COMPONENTS = {
 # A draft has the token ids and the width of its own target; under others it cannot run at all.
 SHAPE = "shape"
 _RULE_OUT_REUSE = ("tokenizer", "vocabulary", SHAPE)
+_NOTHING_COMPARED: Mapping[str, Any] = {
+    "engine": {},
+    "prompts": {"common": 0, "new": 0, "gone": 0},
+    "num_prompts": 0,
+    "pooled": None,
+    "predicted": None,
+    "by_temperature": {},
+    "by_domain": {},
+    "record": None,
+}
 
 
 def identity_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -80,25 +90,17 @@ def incumbent_report(
     Raises:
         EvidenceError: A side was not measured at the judged temperature.
     """
-    report: dict[str, Any] = {
+    report = {
         "schema": 1,
-        "verdict": "none",
-        "reasons": ["There is no promoted pair of another target to test."],
         "changed": list(changed),
-        "engine": {},
-        "prompts": {"common": 0, "new": 0, "gone": 0},
         "incumbent": None if incumbent is None else dict(incumbent.pair),
         "temperature": config.temperature_key,
         "margin": config.margin,
-        "num_prompts": 0,
-        "pooled": None,
-        "predicted": None,
-        "by_temperature": {},
-        "by_domain": {},
-        "record": None,
+        **_NOTHING_COMPARED,
     }
     if incumbent is None:
-        return report
+        reason = "There is no promoted pair of another target to test."
+        return report | {"verdict": "none", "reasons": [reason]}
     if rules_out_reuse(changed):
         return report | {
             "verdict": "drifted",

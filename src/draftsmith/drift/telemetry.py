@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftsmith.artifacts import writing
 from draftsmith.errors import ArtifactError
@@ -191,7 +191,8 @@ def _checked(data: object, where: str) -> ServedRequest:
         elif not fits(data[field.name]):
             found = f"`{field.name}`: {json.dumps(data[field.name])}"
             raise _malformed(where, found, expected)
-    request = ServedRequest(**{k: tuple(v) if type(v) is list else v for k, v in data.items()})
+    values: dict[str, Any] = {k: tuple(v) if type(v) is list else v for k, v in data.items()}
+    request = ServedRequest(**values)
     if fault := _contradiction(request):
         raise _malformed(where, fault, "counts of one request that agree")
     return request

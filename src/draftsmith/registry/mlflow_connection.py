@@ -98,11 +98,11 @@ def translated(what: str) -> Iterator[None]:
             "twice",
         ) from None
     except shutil.Error as error:  # of a whole folder; the first refusal tells enough
-        _, refused, reason = error.args[0][0]
-        raise write_failure(Path(refused), OSError(0, str(reason))) from error
+        _, destination, why = error.args[0][0]
+        raise write_failure(Path(destination), OSError(0, str(why))) from error
     except OSError as error:
-        refused = error.filename2 or error.filename or what
-        raise write_failure(Path(str(refused)), error) from error
+        path = Path(str(error.filename2 or error.filename or what))
+        raise write_failure(path, error) from error
 
 
 @contextlib.contextmanager

@@ -119,8 +119,8 @@ def _link(client: MlflowClient, run_id: str, model_id: str) -> None:
     try:
         client.log_outputs(run_id, models=[LoggedModelOutput(model_id, step=0)])
     except MlflowException:
-        linked = client.get_run(run_id).outputs.model_outputs
-        if all(output.model_id != model_id for output in linked):
+        outputs = client.get_run(run_id).outputs
+        if outputs is None or all(found.model_id != model_id for found in outputs.model_outputs):
             raise
 
 

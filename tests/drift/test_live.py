@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections import Counter
@@ -160,11 +161,18 @@ def test_unlabelled_requests_that_fell_but_not_below_every_rate_are_reported_as_
     assert "or a draft that decayed" in report["reasons"][0]
 
 
-def test_a_domain_without_a_registered_rate_counts_as_unlabelled():
+def test_a_new_domain_without_a_registered_rate_is_a_shift_and_never_decay():
     record = evaluation_record(0)
     del record["positions"]["0.0"][0]["survival"]["by_domain"]["chat"]
-    report = judged(stream(300, 2, domain="chat"), record=record)
-    assert [entry["domain"] for entry in report["strata"]] == ["unlabelled"]
+    requests = [*stream(300, 2, domain="code"), *stream(300, 3, domain="chat", lost=0.3)]
+    requests[300:] = [
+        dataclasses.replace(late, time_utc=late.time_utc.replace("2026", "2027"))
+        for late in requests[300:]
+    ]
+    report = judged(requests, record=record)
+    assert report["verdict"] == "traffic shift"
+    assert [entry["domain"] for entry in report["strata"]] == ["code"]
+    assert any("300 requests are of domains without" in note for note in report["notes"])
 
 
 def test_a_stream_that_recovered_is_no_alarm_any_more():

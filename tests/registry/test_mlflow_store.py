@@ -214,13 +214,11 @@ def test_a_damaged_artifact_store_is_noticed_and_the_fetched_folder_stays(
 def test_the_decision_is_attached(root, store, register, tmp_path):
     version = register()
     decision, report = tmp_path / "decision.json", tmp_path / "report.html"
-    write_json(decision, {"verdict": "block", "reasons": ["alpha fell by 0.1"]})
+    said = {"verdict": "block", "reasons": ["alpha fell by 0.1"], "valid_until": None}
+    write_json(decision, {**said, "checks": []})
     write_text(report, "<html></html>")
     store.attach_decision(version, decision, report)
-    assert json.loads(store.resolve("1").tags["decision"]) == {
-        "verdict": "block",
-        "reasons": ["alpha fell by 0.1"],
-    }
+    assert json.loads(store.resolve("1").tags["decision"]) == said
     assert [path.name for path in (root / "mlartifacts").rglob("decision/*.html")] == [report.name]
 
 

@@ -65,11 +65,10 @@ def rollback(
     from draftsmith.registry.loading import target_reachable  # noqa: PLC0415  torch is slow
 
     store = open_store(root)
-    before = store.champion()
     after = store.rollback(
         to, reason=reason, is_reachable=functools.partial(target_reachable, root=root)
     )
-    quarantined = None if before is None else before.version
+    quarantined = store.history()[-1].predecessor
     if as_json:
         write_json({"champion": dataclasses.asdict(after), "quarantined": quarantined})
         return

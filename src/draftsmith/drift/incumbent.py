@@ -90,7 +90,7 @@ def incumbent_report(
     Raises:
         EvidenceError: A side was not measured at the judged temperature.
     """
-    report = {
+    report: dict[str, Any] = {
         "schema": 1,
         "changed": list(changed),
         "incumbent": None if incumbent is None else dict(incumbent.pair),

@@ -3,8 +3,8 @@
 Requests are judged by stratum, that is by temperature and domain, each against the rate that was
 registered for it. Decay needs three things: a sequential detector signalled a drop, the newest
 requests lie below the registered rate beyond chance, and by more than the margin. Only requests
-like the usual ones count: other prompt lengths are weighed out, and a domain that nobody named is
-held against the lowest registered rate, below which no mix of domains can fall. Pure.
+like the usual ones count: other prompt lengths are weighed out, and a request whose domain nobody
+named is held against the lowest registered rate, below which no mix of those domains falls. Pure.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def judge_live(
         margin: Drop of first-position survival that matters, absolute.
 
     Returns:
-        `verdict`, `reasons` and `notes` in words; `num_requests`, `left_out`, `strata`, `traffic`
-        and `engine` as figures. Plain values.
+        `verdict`, `reasons` and `notes` in words; `num_requests`, `left_out`, `strata` and `shifts`
+        as figures. Plain values.
     """
     ordered = sorted(requests, key=lambda request: request.moment)
     kept, left_out = _sorted_out(ordered, rates, pair_digest)
@@ -119,7 +119,7 @@ def judge_live(
         "verdict": verdict,
         "reasons": [sentence for name in reversed(found) for sentence in reasons[name]]
         or [_quiet_reason(verdict, len(kept), config)],
-        "notes": _notes(left_out, judged, rates),
+        "notes": _notes(left_out, judged, rates) + _strange_domains(kept, rates),
         "pair_digest": pair_digest,
         "num_requests": len(kept),
         "left_out": left_out,
@@ -154,13 +154,14 @@ def _sorted_out(
 
 
 def _strata(requests: Sequence[ServedRequest], rates: Mapping[str, Registered]) -> list[Stratum]:
+    """Requests by temperature and domain; those of a domain that has no rate are in none."""
     groups: dict[tuple[str, str], list[ServedRequest]] = {}
     for request in requests:
         key = temperature_key(request.temperature)
-        is_known = request.domain in rates[key].levels
-        domain = str(request.domain) if is_known else traffic.UNLABELLED
-        groups.setdefault((key, domain), []).append(request)
-        if is_known:
+        if request.domain is None:
+            groups.setdefault((key, traffic.UNLABELLED), []).append(request)
+        elif request.domain in rates[key].levels:
+            groups.setdefault((key, request.domain), []).append(request)
             groups.setdefault((key, ALL_DOMAINS), []).append(request)
     sizes = Counter(
         key for key, domain in groups if domain not in (ALL_DOMAINS, traffic.UNLABELLED)
@@ -338,9 +339,27 @@ def _notes(
     ]
     if any(item.stratum.domain == traffic.UNLABELLED for item in judged):
         notes.append(
-            "Requests without a registered domain are held against the lowest registered rate; "
-            "label them for a sharper test."
+            "Requests without a domain are held against the lowest registered rate; label them for "
+            "a sharper test."
         )
     if any(registered.is_alpha for registered in rates.values()):
         notes.append("The version's record has no survival by domain; alpha stands in for it.")
     return notes
+
+
+def _strange_domains(
+    requests: Sequence[ServedRequest], rates: Mapping[str, Registered]
+) -> list[str]:
+    counts = Counter(
+        request.domain
+        for request in requests
+        if request.domain is not None
+        and request.domain not in rates[temperature_key(request.temperature)].levels
+    )
+    if not counts:
+        return []
+    names = ", ".join(sorted(counts))
+    return [
+        f"{counts.total()} requests are of domains without a registered rate ({names}): only shifts "
+        "of traffic are judged by them. Add such prompts to corpus.sources."
+    ]

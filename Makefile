@@ -16,6 +16,8 @@ export PATH := $(BIN):$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 export DVC_NO_ANALYTICS := true
 export HF_HUB_DISABLE_TELEMETRY := 1
+# Packages are compiled when they are first imported; unkept, every stage would do that again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup repro test scenarios ui clean
 

@@ -1,0 +1,145 @@
+"""Live requests by stratum (temperature and domain), each against what was registered for it.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from draftsmith.drift import traffic
+from draftsmith.drift.detectors import Signal, signal_of_drop
+from draftsmith.drift.live_change import (
+    Change,
+    change_of,
+    comparable,
+    first_position,
+    levels_of,
+)
+from draftsmith.drift.live_reference import Registered
+from draftsmith.drift.settings import MonitorConfig, temperature_key
+from draftsmith.drift.telemetry import ServedRequest
+
+ALL_DOMAINS = "all domains"
+OTHER_PAIR, NO_REFERENCE, NOTHING_DRAFTED = "other pair", "no reference", "nothing drafted"
+
+
+@dataclass(frozen=True)
+class Stratum:
+    """Requests that are judged together.
+
+    Attributes:
+        temperature: A report key.
+        domain: A registered domain, `ALL_DOMAINS`, or `traffic.UNLABELLED`.
+        requests: In order of time.
+    """
+
+    temperature: str
+    domain: str
+    requests: list[ServedRequest]
+
+    @property
+    def name(self) -> str:
+        """How sentences name it."""
+        domain = self.domain
+        if domain not in (ALL_DOMAINS, traffic.UNLABELLED):
+            domain = f"domain {domain}"
+        return f"temperature {self.temperature}, {domain}"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A stratum with what was found; without changes where its requests are not comparable.
+
+    Attributes:
+        change: Against the rates of the requests' domains, the lowest one for a domain not known.
+        mean_change: Against the rate over all domains, where no domain is known.
+    """
+
+    stratum: Stratum
+    signal: Signal
+    change: Change | None = None
+    mean_change: Change | None = None
+
+
+def sorted_out(
+    requests: Sequence[ServedRequest], rates: Mapping[str, Registered], pair_digest: str
+) -> tuple[list[ServedRequest], dict[str, int]]:
+    """Requests that can be judged, and how many cannot, by reason."""
+    kept, left_out = [], Counter({OTHER_PAIR: 0, NO_REFERENCE: 0, NOTHING_DRAFTED: 0})
+    for request in requests:
+        if request.pair_digest != pair_digest:
+            left_out[OTHER_PAIR] += 1
+        elif request.shaped_by or temperature_key(request.temperature) not in rates:
+            left_out[NO_REFERENCE] += 1
+        elif not request.drafted or request.drafted[0] == 0:
+            left_out[NOTHING_DRAFTED] += 1
+        else:
+            kept.append(request)
+    return kept, dict(left_out)
+
+
+def strata_of(requests: Sequence[ServedRequest], rates: Mapping[str, Registered]) -> list[Stratum]:
+    """Requests by temperature and domain; those of a domain that has no rate are in none."""
+    groups: dict[tuple[str, str], list[ServedRequest]] = {}
+    for request in requests:
+        key = temperature_key(request.temperature)
+        if request.domain is None:
+            groups.setdefault((key, traffic.UNLABELLED), []).append(request)
+        elif request.domain in rates[key].levels:
+            groups.setdefault((key, request.domain), []).append(request)
+            groups.setdefault((key, ALL_DOMAINS), []).append(request)
+    sizes = Counter(
+        key for key, domain in groups if domain not in (ALL_DOMAINS, traffic.UNLABELLED)
+    )
+    return [
+        Stratum(key, domain, members)
+        for (key, domain), members in sorted(groups.items())
+        if domain != ALL_DOMAINS or sizes[key] > 1
+    ]
+
+
+def windows(
+    requests: Sequence[ServedRequest], config: MonitorConfig
+) -> list[Sequence[ServedRequest]]:
+    """The oldest and the newest requests, none in both; empty when there are too few."""
+    span = min(config.window, len(requests) // 2)
+    return [requests[:span], requests[-span:]] if span >= config.min_requests else []
+
+
+def judge_stratum(
+    stratum: Stratum, registered: Registered, config: MonitorConfig, margin: float
+) -> Judged:
+    """Run the detectors over a stratum, and compare its newest requests with its rates."""
+    requests = stratum.requests
+    is_known = stratum.domain != traffic.UNLABELLED
+    overall = [registered.pooled] * len(requests)
+    known = levels_of(requests, registered.levels, otherwise=registered.lowest)
+    accepted, drafted = first_position(requests)
+    signal = signal_of_drop(
+        accepted / drafted - [level.survival for level in (known if is_known else overall)],
+        _baseline(stratum.domain, registered),
+        margin=margin,
+        requests_per_false_signal=config.requests_per_false_signal,
+    )
+    oldest, newest = windows(requests, config)
+    chosen = comparable(newest, oldest)
+    if chosen is None:
+        return Judged(stratum, signal)
+    kept, weights = chosen
+    known = levels_of(kept, registered.levels, otherwise=registered.lowest)
+    change = change_of(kept, known, weights, confidence=config.confidence)
+    if is_known:
+        return Judged(stratum, signal, change)
+    overall = [registered.pooled] * len(kept)
+    mean_change = change_of(kept, overall, weights, confidence=config.confidence)
+    return Judged(stratum, signal, change, mean_change)
+
+
+def _baseline(domain: str, registered: Registered) -> list[float]:
+    """What deviations from the registered rate were among the eval prompts."""
+    if domain in registered.deviations:
+        return list(registered.deviations[domain])
+    return [value for values in registered.deviations.values() for value in values]

@@ -62,6 +62,14 @@ def test_the_global_registry_of_the_process_is_left_alone(root, register):
     assert "MLFLOW_TRACKING_URI" not in os.environ
 
 
+def test_an_address_from_the_environment_stays_one_of_the_environment(root, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root}/mlflow.db")
+    with connect(root).bound():
+        pass
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/other.db")
+    assert mlflow.get_tracking_uri() == f"sqlite:///{tmp_path}/other.db"
+
+
 def test_connecting_again_keeps_what_is_there(root, store, register):
     register()
     again = connect(root)

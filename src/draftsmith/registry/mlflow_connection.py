@@ -156,7 +156,8 @@ class Connection:
     @contextlib.contextmanager
     def bound(self) -> Iterator[None]:
         """Make this registry MLflow's global one, for the few calls that ignore the client."""
-        variable = os.environ.get(TRACKING_VARIABLE)
+        # Without the variable MLflow tells what the process itself had set: only that goes back.
+        variable = os.environ.pop(TRACKING_VARIABLE, None)
         previous = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None
         mlflow.set_tracking_uri(self.uri)
         try:

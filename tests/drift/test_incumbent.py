@@ -203,7 +203,8 @@ def test_another_engine_version_is_told_from_a_changed_target(report_of):
 
 
 def test_the_version_of_draftsmith_counts_where_the_record_states_it(report_of):
-    stated = BENCHMARK | {"packages": {"draftsmith": "0.1.0", "torch": "2.12.0", "dvc": "3.6"}}
+    packages = {"draftsmith": "0.1.0", "torch": "2.12.0", "dvc": "3.6"}
+    stated = BENCHMARK | {"provenance": {"packages": packages}}
     report = report_of(benchmark=stated, packages={"draftsmith": "0.2.0", "dvc": "3.7"})
     assert report["engine"] == {"draftsmith": ["0.1.0", "0.2.0"]}
 

@@ -37,7 +37,8 @@ class Recorded:
     def engine_versions(self) -> dict[str, str]:
         """Versions of the packages that the pair was measured with, as far as its record says."""
         benchmark = self.benchmark or {}
-        stated = {**benchmark.get("device", {}), **benchmark.get("packages", {})}
+        packages = benchmark.get("provenance", {}).get("packages", {})
+        stated = {**benchmark.get("device", {}), **packages}
         return {name: str(stated[name]) for name in ENGINE_PACKAGES if stated.get(name)}
 
 

@@ -101,11 +101,12 @@ def _require_evidence_of(proposal: Proposal, recipe: str, pair_digest: str) -> N
 
 def _stage_evidence(proposal: Proposal, recipe: str, staging: Path) -> dict[str, Path]:
     """Write the recipe's own records; returns name in the registry -> file, plots included."""
-    measured = dict(proposal.benchmark["recipes"][recipe])
+    benchmark = proposal.benchmark
+    origin = {key: benchmark[key] for key in ("device", "provenance")}
     records = {
         "target.json": proposal.target,
         "evaluation.json": proposal.evaluation["recipes"][recipe],
-        "benchmark.json": measured | {"device": proposal.benchmark["device"]},
+        "benchmark.json": {**benchmark["recipes"][recipe], **origin},
         "drift.json": proposal.drift,
     }
     for name, record in records.items():

@@ -1,0 +1,75 @@
+"""What the register stage puts into the registry."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from draftsmith.artifacts import read_json, write_json
+from draftsmith.errors import EvidenceError
+from draftsmith.registry.registration import Proposal, register_proposal
+from draftsmith.targets.settings import TargetConfig
+from tests.registry.gate_reports import good_reports
+from tests.registry.measurements import measurement
+from tests.registry.small_pairs import digest, make_record
+
+RECORDS = {"small": make_record("t1", "d1"), "other": make_record("t1", "d2", recipe="other")}
+PACKAGES = {"draftsmith": "0.1.0", "torch": "2.13.0"}
+
+
+def evaluated(record):
+    entry = copy.deepcopy(good_reports()["evaluation"]["recipes"]["small"])
+    entry["tau"] = {"0.0": {"mean": 1.5}}
+    return entry | {"pair_digest": record.digest, "draft_digest": record.draft.digest}
+
+
+@pytest.fixture
+def proposal(root):
+    """Two recipes of one target; `small` is the faster one."""
+    benchmark = measurement(RECORDS["small"], speedup=1.5)
+    benchmark["recipes"] |= measurement(RECORDS["other"], speedup=1.2)["recipes"]
+    benchmark["provenance"]["packages"] = PACKAGES
+    for name, record in RECORDS.items():
+        folder = root / "drafts" / name
+        write_json(folder / "draft.json", vars(record.draft))
+    return Proposal(
+        target=RECORDS["small"].target,
+        evaluation={
+            "corpus_digest": digest("c1"),
+            "recipes": {name: evaluated(record) for name, record in RECORDS.items()},
+        },
+        benchmark=benchmark,
+        drift={"verdict": "pass"},
+        drafts=root / "drafts",
+        plots=root / "plots",
+        source=TargetConfig("t1", "target", None, dtype="float32", snapshot="copy"),
+    )
+
+
+def registered(store, proposal, root):
+    return register_proposal(store, proposal, root=root, staging=root / "staging")
+
+
+def test_the_fastest_recipe_is_registered_once_and_the_others_are_told_why(root, store, proposal):
+    report = registered(store, proposal, root)
+    assert (report["recipe"], list(report["losers"])) == ("small", ["other"])
+    assert store.challenger().pair_digest == RECORDS["small"].digest
+    assert registered(store, proposal, root) == report
+    assert len(store.versions()) == 1
+
+
+def test_the_evidence_says_on_what_and_with_which_packages_it_was_measured(root, store, proposal):
+    version = registered(store, proposal, root)["version"]
+    folder = store.fetch(store.resolve(version).pair, root / "fetched")
+    held = read_json(folder / "evidence/benchmark.json")
+    assert held["device"]["name"] == "NVIDIA H100"
+    assert held["provenance"]["packages"] == PACKAGES
+    assert held["pair_digest"] == RECORDS["small"].digest
+
+
+def test_reports_of_another_draft_are_refused_before_anything_is_registered(root, store, proposal):
+    proposal.benchmark["recipes"]["small"]["pair_digest"] = RECORDS["other"].digest
+    with pytest.raises(EvidenceError, match="dvc repro benchmark"):
+        registered(store, proposal, root)
+    assert store.versions() == []

@@ -26,7 +26,7 @@ def main() -> None:
     elif isinstance(recipe, CheckpointConfig):
         take_over(recipe, read_identity(TARGET), DRAFTS / name)
     else:
-        config = load_section(CONFIG, "distill", DistillConfig)
+        config = load_section(CONFIG, "distill", DistillConfig).reseeded(start["reseed"])
         target = load_by_digest(TARGETS, read_json(TARGET)["digest"])
         corpus = read_facts(CORPUS)["digest"]
         rollouts = {split: read_split(CORPUS, split) for split in SPLITS}

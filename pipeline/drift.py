@@ -4,7 +4,7 @@ from draftsmith.artifacts import read_json, write_json
 from draftsmith.config import load_section
 from draftsmith.console import run_stage
 from draftsmith.drift.settings import DriftConfig
-from draftsmith.drift.verdict import drift_report
+from draftsmith.drift.verdict import Records, drift_report
 from draftsmith.evaluation.choice import best_recipe
 from draftsmith.registry.records import known_record, recorded
 from pipeline import CHAMPION, CONFIG, INCUMBENT, REPORTS, START
@@ -12,19 +12,18 @@ from pipeline import CHAMPION, CONFIG, INCUMBENT, REPORTS, START
 
 def main() -> None:
     name = best_recipe(read_json(REPORTS / "benchmark.json"))
-    holders = read_json(CHAMPION)
-    start = read_json(START)["recipes"][name]
-    evaluated = read_json(REPORTS / "evaluation.json")["recipes"][name]
-    report = drift_report(
-        evaluated,
-        champion=recorded(holders["champion"]),
-        predecessor=recorded(holders["predecessor"]),
+    evaluation, held = read_json(REPORTS / "evaluation.json"), read_json(CHAMPION)
+    start, evaluated = read_json(START)["recipes"][name], evaluation["recipes"][name]
+    records = Records(
+        champion=recorded(held["champion"]),
+        predecessor=recorded(held["predecessor"]),
         incumbent=recorded(read_json(INCUMBENT)["incumbent"]),
-        known=known_record(start, evaluated),
-        config=load_section(CONFIG, "drift", DriftConfig),
-        seed=0,
+        known=known_record(start, evaluated, evaluation["target_digest"]),
+        history=held["history"],
+        tagged=held["tagged"],
     )
-    write_json(REPORTS / "drift.json", report)
+    config = load_section(CONFIG, "drift", DriftConfig)
+    write_json(REPORTS / "drift.json", drift_report(evaluated, records, config=config, seed=0))
 
 
 if __name__ == "__main__":

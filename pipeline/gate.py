@@ -17,17 +17,17 @@ from pipeline import CHAMPION, CONFIG, DRAFTS, REPORTS, TARGET
 def main() -> None:
     names = ("registration", "evaluation", "benchmark", "drift", "incumbent")
     reports = {name: read_json(REPORTS / f"{name}.json") for name in names}
-    reports["target"], champion = read_json(TARGET), read_json(CHAMPION)["champion"]
     config = load_section(CONFIG, "gate", GateConfig)
+    reports["target"], champion = read_json(TARGET), read_json(CHAMPION)["champion"]
     reports["benchmark"] = benchmark_for_gate(reports, device=config.device)
     domains = load_value(CONFIG, "drift.critical_domains", list[str])
+    evidence = GateEvidence(**reports, champion=champion and champion["version"])
     today = datetime.now(UTC).date()
-    decision = decide(GateEvidence(**reports), config=config, today=today, critical_domains=domains)
-    record = recorded(champion)
+    decision = decide(evidence, config=config, today=today, critical_domains=domains)
     inputs = ReportInputs(
         decision=decision,
         champion=champion,
-        champion_record=None if record is None else record.record,
+        champion_record=champion and recorded(champion).record,
         manifest=read_json(DRAFTS / reports["registration"]["recipe"] / "draft.json"),
         **reports,
     )

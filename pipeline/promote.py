@@ -19,9 +19,11 @@ def main() -> int:
     store = PairStore(ROOT, load_section(CONFIG, "registry", RegistryConfig))
     decision = as_of(read_json(REPORTS / "decision.json"), datetime.now(UTC).date())
     store.attach_decision(decision["version"], REPORTS / "decision.json", REPORTS / "report.html")
-    report = carry_out(store, decision, is_experiment="DVC_EXP_NAME" in os.environ)
+    is_experiment = "DVC_EXP_NAME" in os.environ
+    report = carry_out(store, decision, is_experiment=is_experiment)
     write_json(REPORTS / "promotion.json", report)
-    return 0 if decision["verdict"] == "promote" else EXIT_BLOCKED
+    is_held_back = is_experiment and decision["verdict"] == "promote"
+    return 0 if report["promoted"] or is_held_back else EXIT_BLOCKED
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.config import load_section
 from draftsmith.console import run_stage
+from draftsmith.registry.holders import fetch_holders, first_intact
 from draftsmith.registry.mlflow_store import PairStore
 from draftsmith.registry.settings import RegistryConfig
 from pipeline import CHAMPION, CHAMPIONS, CONFIG, INCUMBENT, ROOT, TARGET
@@ -10,13 +11,9 @@ from pipeline import CHAMPION, CHAMPIONS, CONFIG, INCUMBENT, ROOT, TARGET
 
 def main() -> None:
     store = PairStore(ROOT, load_section(CONFIG, "registry", RegistryConfig))
-    champion, predecessor = store.champion(), store.predecessor()
-    incumbent = store.incumbent(read_json(TARGET)["digest"])
-    for pair in (champion, predecessor, incumbent):
-        if pair is not None:
-            store.fetch(pair, CHAMPIONS)
-    write_json(CHAMPION, {"champion": champion, "predecessor": predecessor})
-    write_json(INCUMBENT, {"incumbent": incumbent})
+    write_json(CHAMPION, fetch_holders(store, CHAMPIONS))
+    incumbents = store.incumbents(read_json(TARGET)["digest"])
+    write_json(INCUMBENT, {"incumbent": first_intact(store, incumbents, CHAMPIONS)})
 
 
 if __name__ == "__main__":

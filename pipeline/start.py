@@ -3,12 +3,11 @@
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.config import load_section, load_value
 from draftsmith.console import run_stage
-from draftsmith.distillation.recipe import recipe_digests
 from draftsmith.distillation.settings import DistillConfig
-from draftsmith.drafts.settings import RecipeConfig
+from draftsmith.drafts.settings import CheckpointConfig, RecipeConfig
 from draftsmith.drift.settings import DriftConfig
 from draftsmith.drift.start import StartConfig, start_report
-from draftsmith.registry.known import fetch_sources, known_pairs
+from draftsmith.registry.known import fetch_sources, known_pairs, possible_digests
 from draftsmith.registry.mlflow_store import PairStore
 from draftsmith.registry.settings import RegistryConfig
 from pipeline import CHAMPIONS, CONFIG, CORPUS, REPORTS, ROOT, START, TARGET
@@ -18,17 +17,19 @@ def main() -> None:
     store = PairStore(ROOT, load_section(CONFIG, "registry", RegistryConfig))
     distill = load_section(CONFIG, "distill", DistillConfig)
     recipes = load_value(CONFIG, "drafts", dict[str, RecipeConfig])
-    drafts = sorted({item.pair.draft_digest for item in store.versions()})
-    digests = {name: recipe_digests(recipe, distill, drafts) for name, recipe in recipes.items()}
-    corpus = read_json(CORPUS / "corpus.json")["digest"]
-    report = start_report(
-        digests,
-        known=known_pairs(store, read_json(TARGET)["digest"], corpus, digests),
-        incumbent=read_json(REPORTS / "incumbent.json"),
-        config=load_section(CONFIG, "start", StartConfig),
-        drift=load_section(CONFIG, "drift", DriftConfig),
-    )
-    fetch_sources(store, report, CHAMPIONS)
+    digests = possible_digests(store, recipes, distill)
+    target, corpus = read_json(TARGET)["digest"], read_json(CORPUS / "corpus.json")["digest"]
+    is_fetched = False
+    while not is_fetched:  # each time one damaged pair fewer is known
+        report = start_report(
+            {name: held.all for name, held in digests.items()},
+            known=known_pairs(store, target, corpus, digests),
+            incumbent=read_json(REPORTS / "incumbent.json"),
+            config=load_section(CONFIG, "start", StartConfig),
+            drift=load_section(CONFIG, "drift", DriftConfig),
+            imported=[name for name in recipes if isinstance(recipes[name], CheckpointConfig)],
+        )
+        is_fetched = fetch_sources(store, report, CHAMPIONS)
     write_json(START, report)
 
 

@@ -121,6 +121,9 @@ def test_verify_notices_an_artifact_that_was_changed(project):
         path.write_bytes(content)
     assert done.exit_code == 2
     assert "digest" in done.stderr
+    assert "damaged" in run("pairs", root=project).stdout
+    assert run_json("verify", "1", root=project)["holds"]
+    assert run_json("pairs", root=project)[0]["damage"] is None
 
 
 def test_a_version_without_a_decision_to_promote_is_not_promoted(project):
@@ -139,7 +142,7 @@ def test_rollback_quarantines_and_moves_back_to_a_target_at_hand(project):
     assert "slow" in run("pairs", root=project).stdout
     again = run("rollback", root=project)
     assert again.exit_code == 2
-    assert "no other version" in again.stderr
+    assert "version 2 is in quarantine" in again.stderr
 
 
 def test_promote_follows_the_recorded_decision_but_never_into_quarantine(project):
@@ -150,7 +153,7 @@ def test_promote_follows_the_recorded_decision_but_never_into_quarantine(project
     assert run_json("promote", "1", root=project)["promoted"]
     assert run_json("status", root=project)["champion"]["version"] == "1"
     done = run("promote", "2", root=project)
-    assert done.exit_code == 2
+    assert done.exit_code == 3
     assert "quarantine" in done.stderr
 
 
@@ -160,7 +163,7 @@ def test_promote_follows_the_recorded_decision_but_never_into_quarantine(project
         (("generate", "models:/demo/9", "hello"), "resolving 9"),
         (("generate", "demo", "hello"), "pair.json"),
         (("generate", "models:/demo/1", "hello", "--temperature", "-1"), "temperature"),
-        (("rollback", "--to", "7"), "rolling back"),
+        (("rollback", "--to", "7"), "resolving 7"),
     ],
 )
 def test_an_error_is_one_message_and_exit_code_2(project, arguments, message):

@@ -58,3 +58,11 @@ class EvidenceError(DraftsmithError):
 
 class RegistryError(DraftsmithError):
     """The registry refuses, or cannot be reached."""
+
+
+class DamagedPairError(RegistryError):
+    """The files of a registered version are no longer those that were registered."""
+
+
+class PromotionRefusedError(RegistryError):
+    """A version must not become champion as things stand."""

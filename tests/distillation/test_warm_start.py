@@ -108,10 +108,17 @@ def test_the_manifest_names_the_start_and_the_recipe_is_another_one(run, source)
     assert "started_from" not in cold.training
     assert cold.recipe_digest == recipe_digest(RECIPE, CONFIG)
     assert warm.recipe_digest == recipe_digest(RECIPE, CONFIG, started_from=draft_digest)
-    known = recipe_digests(RECIPE, CONFIG, ["another", draft_digest])
-    assert known[0] == cold.recipe_digest
-    assert warm.recipe_digest in known[1:]
-    assert len(set(known)) == 3
+    known = recipe_digests(RECIPE, CONFIG, ["another", draft_digest], num_seeds=2)
+    assert known.plain[0] == cold.recipe_digest
+    assert warm.recipe_digest in known.warm
+    assert len(set(known.all)) == 4
+
+
+def test_another_seed_is_another_recipe_and_gives_another_draft(run):
+    known = recipe_digests(RECIPE, CONFIG, [], num_seeds=3)
+    again = run("again", config=CONFIG.reseeded(2))
+    assert again.recipe_digest == known.plain[2]
+    assert again.digest != run("cold").digest
 
 
 def test_a_killed_warm_start_gives_the_same_draft_and_takes_up_no_cold_checkpoint(run, source):

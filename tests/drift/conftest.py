@@ -41,12 +41,12 @@ def make_record():
 
 @pytest.fixture
 def make_pair():
-    def make(version="1", *, draft="d1", pair="p1", recipe="small", live_drift=False):
+    def make(version="1", *, draft="d1", pair="p1", recipe="small", target="t1", live_drift=False):
         return {
             "name": "demo",
             "version": version,
             "pair_digest": pair,
-            "target_digest": "t1",
+            "target_digest": target,
             "draft_digest": draft,
             "recipe": recipe,
             "recipe_digest": "r",

@@ -24,20 +24,22 @@ def incumbent(make_pair):
 
 @pytest.fixture
 def start(config):
-    def run(incumbent, *, known=None, action="auto", recipes=("small",), on_match="reuse"):
+    def run(incumbent, *, known=None, action="auto", recipes=("small",), **options):
+        drift = dataclasses.replace(config, on_match=options.pop("on_match", "reuse"))
         return start_report(
             {name: [f"settings of {name}", f"{name} from d3"] for name in recipes},
-            known=known or {},
+            known={} if known is None else {"small": {"quarantine": None, "reseed": 1} | known},
             incumbent=incumbent,
             config=StartConfig(action),
-            drift=dataclasses.replace(config, on_match=on_match),
+            drift=drift,
+            **options,
         )["recipes"]
 
     return run
 
 
 def test_a_known_pair_wins_over_a_matched_incumbent(start, incumbent, make_pair):
-    decision = start(incumbent(), known={"small": make_pair("3", pair="p3")})["small"]
+    decision = start(incumbent(), known=make_pair("3", pair="p3"))["small"]
     assert decision["action"] == "known"
     assert (decision["source_pair_digest"], decision["source_version"]) == ("p3", "3")
 
@@ -45,10 +47,29 @@ def test_a_known_pair_wins_over_a_matched_incumbent(start, incumbent, make_pair)
 def test_a_live_drift_tag_rules_a_known_pair_out_and_asks_for_something_new(
     start, incumbent, make_pair
 ):
-    known = {"small": make_pair("3", pair="p3", live_drift=True)}
-    decision = start(incumbent(), known=known)["small"]
-    assert decision["action"] == "retrain"
+    known = make_pair("3", pair="p3", live_drift=True)
+    decision = start(incumbent(), known=known | {"reseed": 2})["small"]
+    assert (decision["action"], decision["reseed"]) == ("retrain", 2)
     assert "seed" in decision["reason"]
+
+
+def test_an_imported_draft_with_a_live_drift_tag_cannot_be_trained_anew(start, make_pair):
+    known = make_pair("3", pair="p3", live_drift=True) | {"reseed": None}
+    decision = start(None, known=known)["small"]
+    assert (decision["action"], decision["source_version"]) == ("known", "3")
+    assert "import another" in decision["reason"]
+
+
+def test_a_pair_in_quarantine_is_not_trained_again_only_to_be_blocked(start, make_pair):
+    decision = start(None, known=make_pair("3") | {"quarantine": "slow"})["small"]
+    assert (decision["action"], decision["source_version"]) == ("known", "3")
+    assert "quarantine" in decision["reason"]
+
+
+def test_an_imported_draft_starts_no_training(start, incumbent):
+    for options in ({"on_match": "warm_start"}, {"action": "warm_start"}):
+        decision = start(incumbent(), imported=["small"], **options)["small"]
+        assert (decision["action"], decision["source_version"]) == ("reuse", "7")
 
 
 def test_a_matched_incumbent_is_reused(start, incumbent):
@@ -90,7 +111,7 @@ def test_without_an_incumbent_everything_is_trained(start):
 
 
 def test_retrain_overrules_known_and_matched(start, incumbent, make_pair):
-    known = {"small": make_pair("3")}
+    known = make_pair("3")
     assert start(incumbent(), known=known, action="retrain")["small"]["action"] == "retrain"
 
 
@@ -98,7 +119,7 @@ def test_retrain_overrules_known_and_matched(start, incumbent, make_pair):
 def test_a_forced_start_overrules_a_drifted_verdict_and_a_known_pair(
     start, incumbent, make_pair, action
 ):
-    known = {"small": make_pair("3")}
+    known = make_pair("3")
     decisions = start(incumbent("drifted"), known=known, action=action, recipes=("small", "large"))
     assert (decisions["small"]["action"], decisions["small"]["source_version"]) == (action, "7")
     assert decisions["large"]["action"] == "retrain"
@@ -119,7 +140,7 @@ def test_a_forced_start_without_a_usable_draft_is_an_error(start, incumbent, act
 def test_no_reason_holds_a_measured_number_so_that_measuring_again_retrains_nothing(
     start, incumbent, make_pair
 ):
-    knowns = ({}, {"small": make_pair("3")}, {"small": make_pair("3", live_drift=True)})
+    knowns = (None, make_pair("3"), make_pair("3", live_drift=True))
     cases = itertools.product(("matched", "drifted", "unknown"), knowns, ("reuse", "warm_start"))
     for verdict, known, on_match in cases:
         decision = start(incumbent(verdict), known=known, on_match=on_match)["small"]

@@ -5,15 +5,12 @@ import json
 import pytest
 
 from draftsmith.drift.settings import DriftConfig
-from draftsmith.drift.verdict import drift_report
+from draftsmith.drift.verdict import Records, drift_report
 from draftsmith.errors import ConfigError
 
 
-def report_of(proposed, config, **pairs):
-    names = ("champion", "predecessor", "incumbent", "known")
-    return drift_report(
-        proposed, **{name: pairs.get(name) for name in names}, config=config, seed=0
-    )
+def report_of(proposed, config, **records):
+    return drift_report(proposed, Records(**records), config=config, seed=0)
 
 
 def test_a_first_pair_has_no_reference(config, make_record):
@@ -81,12 +78,67 @@ def test_a_live_drift_tag_of_the_same_draft_is_drift_whatever_the_numbers_say(
     config, make_record, make_recorded
 ):
     proposed = make_record(0.6, seed=2, draft="d1", pair="p1")
-    tagged = make_recorded(0.5, seed=1, version="3", draft="d1", pair="p1", live_drift=True)
-    report = report_of(proposed, config, champion=tagged)
+    champion = make_recorded(0.5, seed=1, version="7", draft="d7", pair="p7")
+    report = report_of(proposed, config, champion=champion, tagged={"d1": "3"})
     assert (report["verdict"], report["live_drift"]) == ("drifted", True)
     assert "Version 3" in report["reasons"][0]
-    other = make_recorded(0.5, seed=1, draft="d0", pair="p0", live_drift=True)
-    assert report_of(proposed, config, champion=other)["verdict"] == "pass"
+    assert report_of(proposed, config, champion=champion, tagged={"d7": "7"})["verdict"] == "pass"
+
+
+@pytest.fixture
+def returning(make_record, make_recorded):
+    """Version 1 of target t1, proposed again, and champion 3, of another target or of its own."""
+
+    def make(*, target, mean=0.5):
+        champion = make_recorded(0.6, seed=1, version="3", draft="d3", pair="p3", target=target)
+        known = make_recorded(mean, seed=2, version="1", draft="d1", pair="p1", target="t1")
+        proposed = make_record(mean, seed=2, draft="d1", pair="p1")
+        return proposed, {"champion": champion, "known": known}
+
+    return make
+
+
+def test_a_pair_that_returns_with_its_target_need_not_beat_the_last_champion(config, returning):
+    proposed, pairs = returning(target="t3")
+    report = report_of(proposed, config, **pairs, history=("1", "2", "3"))
+    assert (report["reference"]["kind"], report["verdict"]) == ("own_record", "pass")
+
+
+def test_its_promotion_changes_nothing_whatever_its_number(config, make_recorded, returning):
+    proposed, pairs = returning(target="t3")
+    before = report_of(proposed, config, **pairs, history=("1", "2", "3"))
+    after = report_of(
+        proposed,
+        config,
+        champion=pairs["known"],
+        predecessor=pairs["champion"],
+        known=pairs["known"],
+        history=("1", "2", "3", "1"),
+    )
+    assert before == after
+    # The third target returns in its turn: its pair has the higher number.
+    late = make_recorded(0.6, seed=1, version="3", draft="d3", pair="p3", target="t3")
+    report = report_of(
+        late.record,
+        config,
+        champion=pairs["known"],
+        known=late,
+        history=("1", "2", "3", "1"),
+    )
+    assert report["reference"] == {"kind": "own_record", "pair_digest": "p3", "version": "3"}
+
+
+def test_an_older_recipe_of_the_same_target_has_to_match_the_newer_champion(config, returning):
+    proposed, pairs = returning(target="t1")
+    report = report_of(proposed, config, **pairs, history=("1", "3"))
+    assert (report["reference"]["kind"], report["verdict"]) == ("champion", "drifted")
+
+
+def test_a_known_pair_that_never_was_champion_does_not_return(config, returning):
+    for target in ("t1", "t3"):
+        proposed, pairs = returning(target=target)
+        report = report_of(proposed, config, **pairs, history=("2", "3"))
+        assert (report["reference"]["kind"], report["verdict"]) == ("champion", "drifted")
 
 
 def test_too_few_common_prompts_are_unknown(config, make_record, make_recorded):

@@ -7,6 +7,7 @@ step before left; the first runs as a user's would, the others with stages that 
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from pathlib import Path
 
@@ -147,10 +148,11 @@ def test_a_stale_draft_forced_on_a_new_target_is_blocked(warm: Project, checkpoi
 
 
 def _serve(project: Project, version: str, file: Path, *, under: str) -> None:
-    """Answer the eval prompts twice with a version; its telemetry names the pair `under`."""
+    """Answer the eval prompts with a version; its telemetry names the pair `under`."""
     pair = load_pair(f"models:/story-pair/{version}", root=project.root)
     held_out = {r.prompt_id for r in read_split(project.root / "data/corpus", "eval")}
-    for prompt in 2 * [p for p in project.world.prompts() if p.prompt_id in held_out]:
+    asked = [prompt for prompt in project.world.prompts() if prompt.prompt_id in held_out]
+    for prompt in project.world.rounds_of_traffic * asked:
         messages = [{"role": role, "content": content} for role, content in prompt.messages]
         answer = pair.generate(messages, max_new_tokens=24)
         line = describe_request(
@@ -175,6 +177,12 @@ def test_traffic_raises_an_alarm_once_the_target_has_changed_below_the_draft(
         found = warm.cli("monitor", str(tmp_path / name), "--version", "2", "--no-tag")
         verdicts[name] = found["verdict"]
     assert verdicts == {"own": "ok", "changed": "draft decay"}
+    # The same draft on the same target, but what is asked has changed: the mix of domains.
+    requests = (tmp_path / "own").read_text(encoding="utf-8").splitlines()
+    by_domain = sorted(requests, key=lambda line: json.loads(line)["domain"])
+    (tmp_path / "shifted").write_text("\n".join(by_domain) + "\n", encoding="utf-8")
+    found = warm.cli("monitor", str(tmp_path / "shifted"), "--version", "2", "--no-tag")
+    assert found["verdict"] == "traffic shift"
 
 
 def test_a_draft_distilled_from_the_new_target_is_promoted(
@@ -209,6 +217,9 @@ def test_a_draft_of_another_tokenizer_is_refused(warm: Project, checkpoints: Pat
     assert "tokenizer" in done.stderr + done.stdout
     incumbent = warm.report("reports/incumbent.json")
     assert (incumbent["verdict"], incumbent["changed"]) == ("drifted", ["tokenizer"])
+    _point_at(warm, checkpoints / "tokenizer")
+    _succeeds(warm, "start")
+    assert _start(warm) == ("retrain", None)
 
 
 def test_pointing_back_finds_the_old_pair_and_trains_nothing(
@@ -224,6 +235,7 @@ def test_a_pair_that_was_rolled_back_stays_out(warm: Project) -> None:
     moved = warm.cli("rollback", "--reason", "answers were slow")
     assert (moved["quarantined"], moved["champion"]["version"]) == ("1", "4")
     assert warm.repro().returncode == EXIT_REPRO_FAILED
+    assert _start(warm) == ("known", "1")
     assert _checks(warm)["quarantine"]["verdict"] == "fail"
     aliases = _aliases(warm)
     assert ("champion" in aliases["4"], aliases["1"]) == (True, ["challenger"])
@@ -241,3 +253,23 @@ def test_a_checkpoint_overwritten_in_place_is_noticed_and_the_old_pair_still_loa
     assert after != before
     answer = warm.cli("generate", "models:/story-pair/1", warm.world.question)
     assert answer["text"].startswith(warm.world.answer_start)
+
+
+def test_after_an_alarm_the_next_run_trains_another_draft_and_promotes_it(
+    warm: Project, checkpoints: Path, tmp_path: Path
+) -> None:
+    _point_at(warm, checkpoints / "heavy")
+    before = {pair["version"]: pair for pair in warm.cli("pairs")}["4"]
+    _serve(warm, "3", tmp_path / "stale", under=before["pair_digest"])
+    alarm = warm.cli("monitor", str(tmp_path / "stale"), "--version", "4")
+    assert (alarm["verdict"], alarm["tagged"]) == ("draft decay", True)
+    assert warm.run("python", "-m", "draftsmith.cli", "promote", "4").returncode == 0  # it is that
+    _succeeds(warm)
+    assert warm.report("build/start.json")["recipes"]["student"]["reseed"] == 1
+    pairs = {pair["version"]: pair for pair in warm.cli("pairs")}
+    assert "champion" in pairs["5"]["aliases"]
+    assert pairs["5"]["draft_digest"] != before["draft_digest"]
+    assert pairs["4"]["state"] == "live drift"
+    refused = warm.run("python", "-m", "draftsmith.cli", "promote", "4")
+    assert refused.returncode == EXIT_BLOCKED
+    assert "live-drift" in refused.stderr

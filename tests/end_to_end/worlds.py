@@ -33,6 +33,7 @@ class World(Protocol):
         question: One user turn.
         answer_start: How every answer to it begins.
         least_alpha: What a distilled draft reaches at temperature 0.
+        rounds_of_traffic: How often the eval prompts are asked when a pair is served.
     """
 
     override: dict[str, Any]
@@ -40,6 +41,7 @@ class World(Protocol):
     question: str
     answer_start: str
     least_alpha: float
+    rounds_of_traffic: int
 
     def write_prompts(self, path: Path) -> None:
         """A JSONL file of prompts, if the override names one."""
@@ -63,6 +65,7 @@ class TinyWorld:
     question: str = "where does the red fox go?"
     answer_start: str = "the "
     least_alpha: float = 0.5
+    rounds_of_traffic: int = 2
 
     def write_prompts(self, path: Path) -> None:
         tiny_target.write_prompts(path)
@@ -95,6 +98,7 @@ class SmolLM2World:
     question: str = "What is a solar eclipse?"
     answer_start: str = ""
     least_alpha: float = 0.1
+    rounds_of_traffic: int = 1
 
     def write_prompts(self, path: Path) -> None:
         """The bundled prompts are used."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import urllib.parse
 from pathlib import Path
 
 from draftsmith.artifacts import digest_bytes, write_json, write_text
@@ -44,6 +45,15 @@ def make_files(folder, draft="d1", *, speedup=1.2):
     estimate = {"mean": speedup, "low": speedup - 0.1, "high": speedup + 0.1}
     write_json(folder / "benchmark.json", {"draft_length": 2, "speedup": estimate})
     return folder / "draft", {"benchmark.json": folder / "benchmark.json"}
+
+
+def damage(store, version):
+    """Change the draft of a version where its files are kept."""
+    found = store.catalog.client.get_model_version(CONFIG.name, version)
+    location = store.catalog.client.get_model_version_download_uri(found.name, found.version)
+    folder = Path(urllib.parse.urlsplit(location).path)
+    (weights,) = folder.rglob("model.safetensors")
+    weights.write_text("damaged")
 
 
 def make_little_code(folder):

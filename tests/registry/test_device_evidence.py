@@ -12,6 +12,7 @@ from draftsmith.registry.device_evidence import (
     file_name,
     is_device,
     judged_benchmark,
+    served_as,
 )
 from draftsmith.registry.pair import RegisteredPair
 from tests.registry.gate_reports import DRAFT, TARGET, check_of, failing, good_reports, judged
@@ -59,6 +60,40 @@ def test_otherwise_the_newest_imported_evidence_of_that_device_counts():
     assert chosen(imported, wanted="NVIDIA H100")[IMPORTED_FROM] == "a.json"
     assert chosen(imported, wanted="cuda")[IMPORTED_FROM] == "c.json"
     assert IMPORTED_FROM not in chosen(imported, wanted="NVIDIA B200")
+
+
+@pytest.mark.parametrize("key", ["temperature", "lookup_length"])
+def test_speed_of_another_way_of_decoding_does_not_count(key):
+    report = of_the_good_pair()
+    (entry,) = report["recipes"].values()
+    assert IMPORTED_FROM in chosen({"a.json": report}, wanted="cuda")
+    entry[key] = 5
+    assert IMPORTED_FROM not in chosen({"a.json": report}, wanted="cuda")
+
+
+def test_a_pair_is_served_as_it_was_measured_nearest_to_the_device():
+    own = {"device": {"kind": "cpu", "name": "Some Processor"}, "draft_length": 1}
+    reports = [
+        of_the_good_pair(day="2026-03-01", device="NVIDIA H100"),
+        of_the_good_pair(day="2026-03-02", device="NVIDIA L4"),
+        of_the_good_pair(day="2026-03-03", device="Other Processor", kind="cpu"),
+    ]
+    for length, report in enumerate(reports, start=2):
+        (entry,) = report["recipes"].values()
+        entry["draft_length"] = length
+
+    def length_on(kind, name, *, own=own):
+        return served_as(own, reports, {"kind": kind, "name": name}).get("draft_length")
+
+    assert length_on("cpu", "Some Processor") == 1
+    assert length_on("cpu", "Other Processor") == 4
+    assert length_on("cpu", "A third") == 1
+    assert length_on("cuda", "NVIDIA H100") == 2
+    assert length_on("cuda", "NVIDIA B200") == 3
+    assert length_on("mps", "Apple") == 1
+    assert length_on("mps", "Apple", own={}) is None
+    copying = own | {"lookup_length": 5}
+    assert length_on("cuda", "NVIDIA H100", own=copying) == 1
 
 
 def test_the_gate_judges_the_imported_speed_and_names_its_file():

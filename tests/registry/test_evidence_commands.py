@@ -59,6 +59,7 @@ def test_imported_evidence_is_in_the_registry_in_the_project_and_before_the_gate
     listed = run_json("list", root=project)
     assert [entry["origin"] for entry in listed] == ["imported", "pipeline"]
     local = measurement(RECORD, device="A CPU", kind="cpu")
+    local["recipes"] = {"best": local["recipes"].pop(RECORD.draft.recipe)}
     reports = reports_of(RECORD, local)
     judged = benchmark_for_gate(reports, device="cuda", root=project)
     assert judged["device"]["name"] == "NVIDIA H100"

@@ -11,7 +11,7 @@ import yaml
 from draftsmith.config import compose, load_section, write_config
 from draftsmith.drift.evidence import Recorded
 from draftsmith.drift.settings import DriftConfig
-from draftsmith.drift.verdict import drift_report
+from draftsmith.drift.verdict import Records, drift_report
 from draftsmith.errors import ConfigError
 from draftsmith.registry.gate import GateEvidence, decide
 from draftsmith.registry.gate_settings import (
@@ -162,12 +162,7 @@ def test_a_critical_domain_blocks_from_the_configuration_to_the_decision(
         record("p0", maths=0.46),
     )
     reports["drift"] = drift_report(
-        record(PAIR, maths=0.40),
-        champion=champion,
-        predecessor=None,
-        incumbent=None,
-        config=drift,
-        seed=0,
+        record(PAIR, maths=0.40), Records(champion=champion), config=drift, seed=0
     )
     decision = decide(
         GateEvidence(**reports), config=gate, today=TODAY, critical_domains=drift.critical_domains

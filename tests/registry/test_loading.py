@@ -228,7 +228,9 @@ def test_a_rollback_finds_the_target_in_the_version(root, store, files, whole):
     later = PairRecord(target=other, draft=files.draft)
     store.promote(store.register(later, root / "draft", **arguments), [])
     reachable = partial(target_reachable, root=root)
-    assert store.rollback(reason="slow", is_reachable=reachable).version == whole.pair.version
+    assert (
+        store.rollback(reason="slow", is_reachable=reachable).champion.version == whole.pair.version
+    )
 
 
 def test_mlflow_loads_a_version_that_holds_its_target(root, whole, monkeypatch):

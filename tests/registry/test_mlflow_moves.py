@@ -5,7 +5,7 @@ import signal
 import pytest
 from mlflow import MlflowClient
 
-from draftsmith.errors import RegistryError
+from draftsmith.errors import PromotionRefusedError, RegistryError
 from tests.registry.small_pairs import CONFIG, digest, start_child
 
 
@@ -80,12 +80,43 @@ def test_a_version_in_quarantine_is_not_promoted(stocked):
     assert stocked.champion() is None
 
 
+def test_a_damaged_version_is_not_promoted(stocked):
+    stocked.set_damage("1", "draft/ is gone")
+    with pytest.raises(PromotionRefusedError, match="draft/ is gone"):
+        stocked.promote("1", [])
+    assert stocked.champion() is None
+
+
+def test_a_draft_whose_traffic_raised_an_alarm_is_not_promoted_unless_somebody_answers_for_it(
+    stocked,
+):
+    promote(stocked, "1", "2")
+    stocked.set_live_drift("2", "alarm")
+    promote(stocked, "1")
+    for overridden in ((), ("speedup",)):
+        with pytest.raises(PromotionRefusedError, match="live-drift"):
+            stocked.promote("2", [], overridden=overridden)
+    assert stocked.promote("2", [], overridden=("drift",)) == "1"
+
+
+def test_who_was_judged_against_another_champion_is_not_promoted(stocked):
+    assert stocked.promote("1", [], against=None) is None
+    with pytest.raises(PromotionRefusedError, match="version 1 as champion.*against none"):
+        stocked.promote("3", [], against=None)
+    assert stocked.promote("2", [], against="1") == "1"
+    with pytest.raises(PromotionRefusedError, match="version 2 as champion.*against version 1"):
+        stocked.promote("3", [], against="1")
+    assert stocked.champion().version == "2"
+    # Once it is champion, a repeat of the run that made it so changes nothing.
+    assert stocked.promote("2", [], against="1") == "1"
+
+
 def test_a_promotion_killed_before_the_alias_never_happened(root, store):
     killed = start_child(root, "set_registered_model_alias")
     killed.communicate(timeout=120)
     assert killed.returncode == -signal.SIGKILL
     assert store.champion() is None
-    assert store.incumbent(digest("other")) is None
+    assert store.incumbents(digest("other")) == []
     store.promote("1", ["rerun"])
     assert moves(root) == [
         ("promotion", None, "1", "KILLED"),
@@ -126,19 +157,19 @@ def test_the_challenger_is_what_was_set_last(stocked):
 
 def test_the_incumbent_is_the_newest_promoted_pair_of_another_target(stocked):
     promote(stocked, "1")
-    assert stocked.incumbent(digest("t1")) is None
-    assert stocked.incumbent(digest("t2")).version == "1"
+    assert stocked.incumbents(digest("t1")) == []
+    assert stocked.incumbents(digest("t2"))[0].version == "1"
     promote(stocked, "2")
-    assert stocked.incumbent(digest("t2")).version == "1"
-    assert stocked.incumbent(digest("t1")).version == "2"
-    assert stocked.incumbent(digest("t3")).version == "2"
+    assert stocked.incumbents(digest("t2"))[0].version == "1"
+    assert stocked.incumbents(digest("t1"))[0].version == "2"
+    assert stocked.incumbents(digest("t3"))[0].version == "2"
     stocked.quarantine("2", "slow")
-    assert stocked.incumbent(digest("t3")).version == "1"
+    assert stocked.incumbents(digest("t3"))[0].version == "1"
 
 
 def test_a_rollback_moves_back_and_bars_the_bad_version(root, stocked):
     promote(stocked, "1", "2")
-    assert stocked.rollback(reason="slow", is_reachable=always).version == "1"
+    assert stocked.rollback(reason="slow", is_reachable=always).champion.version == "1"
     assert stocked.champion().version == "1"
     assert stocked.resolve("2").quarantine == "slow"
     assert moves(root)[-1] == ("rollback", "2", "1", "FINISHED")
@@ -154,38 +185,73 @@ def test_a_rollback_quarantines_before_it_moves(root, stocked):
     assert killed.returncode == -signal.SIGKILL
     assert stocked.champion().version == "2"
     assert stocked.resolve("2").quarantine == "slow"
-    assert stocked.rollback(reason="again", is_reachable=always).version == "1"
+    assert stocked.rollback(reason="again", is_reachable=always).champion.version == "1"
     assert stocked.resolve("2").quarantine == "slow"
 
 
 def test_a_rollback_skips_what_cannot_be_served(stocked):
     promote(stocked, "1", "2", "3", "4")
     stocked.quarantine("3", "bad")
-    chosen = stocked.rollback(reason="slow", is_reachable=lambda item: item.pair.version == "1")
-    assert chosen.version == "1"
+    done = stocked.rollback(reason="slow", is_reachable=lambda item: item.pair.version == "1")
+    assert done.champion.version == "1"
+
+
+def test_a_rollback_passes_over_a_draft_whose_traffic_raised_an_alarm_while_it_can(stocked):
+    promote(stocked, "1", "2", "3")
+    stocked.set_live_drift("2", "alarm")
+    assert stocked.rollback(reason="slow", is_reachable=always).champion.version == "1"
+    last = stocked.rollback(reason="slow too", is_reachable=always).champion
+    assert (last.version, last.live_drift) == ("2", True)
+
+
+def test_a_rollback_passes_over_a_version_that_is_marked_as_damaged(stocked):
+    promote(stocked, "1", "2", "3")
+    stocked.set_damage("2", "draft/ is gone")
+    assert stocked.rollback(reason="slow", is_reachable=always).champion.version == "1"
+    with pytest.raises(RegistryError, match="damaged .draft/ is gone"):
+        stocked.rollback("2", reason="slow", is_reachable=always)
+    stocked.set_damage("2", None)
+    assert stocked.rollback("2", reason="slow", is_reachable=always).champion.version == "2"
 
 
 def test_a_rollback_goes_to_the_version_that_is_named(stocked):
     promote(stocked, "1", "2", "3")
-    assert stocked.rollback("1", reason="slow", is_reachable=always).version == "1"
-    assert stocked.rollback("2", reason="slow too", is_reachable=always).version == "2"
+    assert stocked.rollback("1", reason="slow", is_reachable=always).champion.version == "1"
+    assert stocked.rollback("2", reason="slow too", is_reachable=always).champion.version == "2"
     assert stocked.resolve("1").quarantine == "slow too"
 
 
 def test_rollbacks_go_further_back_each_time(stocked):
     promote(stocked, "1", "2", "3")
-    assert stocked.rollback(reason="slow", is_reachable=always).version == "2"
-    assert stocked.rollback(reason="slow", is_reachable=always).version == "1"
-    with pytest.raises(RegistryError, match="no other version"):
+    assert stocked.rollback(reason="slow", is_reachable=always).champion.version == "2"
+    assert stocked.rollback(reason="slow", is_reachable=always).champion.version == "1"
+    with pytest.raises(RegistryError, match="version 3 is in quarantine"):
         stocked.rollback(reason="slow", is_reachable=always)
+
+
+def test_a_rollback_past_a_good_version_can_be_taken_forward_again(stocked):
+    promote(stocked, "1", "2", "3")
+    first = stocked.rollback("1", reason="slow", is_reachable=always)
+    assert (first.champion.version, first.quarantined) == ("1", "3")
+    again = stocked.rollback(reason="slow", is_reachable=always)
+    assert (again.champion.version, again.quarantined) == ("2", "1")
+
+
+def test_a_rollback_takes_an_alias_and_says_why_a_version_will_not_do(stocked):
+    promote(stocked, "1", "2")
+    stocked.set_challenger("1")
+    with pytest.raises(RegistryError, match="version 4, which never was champion"):
+        stocked.rollback("4", reason="slow", is_reachable=always)
+    assert stocked.rollback("@challenger", reason="slow", is_reachable=always).quarantined == "2"
+    assert stocked.champion().version == "1"
 
 
 def test_a_rollback_with_nowhere_to_go_changes_nothing(root, stocked):
     with pytest.raises(RegistryError, match="no champion"):
         stocked.rollback(reason="slow", is_reachable=always)
     promote(stocked, "1")
-    for to in (None, "1", "2", "9"):
-        with pytest.raises(RegistryError, match="rolling back version 1"):
+    for to, what in ((None, "no other version"), ("1", "is champion"), ("9", "resolving 9")):
+        with pytest.raises(RegistryError, match=what):
             stocked.rollback(to, reason="slow", is_reachable=always)
     assert stocked.champion().version == "1"
     assert stocked.resolve("1").quarantine is None
@@ -194,7 +260,7 @@ def test_a_rollback_with_nowhere_to_go_changes_nothing(root, stocked):
 
 def test_a_rollback_names_the_target_that_cannot_be_reached(stocked):
     promote(stocked, "1", "2")
-    with pytest.raises(RegistryError, match=f"target .{digest('t1')[:16]}. that cannot be reached"):
+    with pytest.raises(RegistryError, match=f"target .{digest('t1')[:16]}. cannot be loaded"):
         stocked.rollback(reason="slow", is_reachable=lambda item: False)
     assert stocked.champion().version == "2"
     assert stocked.resolve("2").quarantine is None

@@ -125,38 +125,26 @@ def test_include_target_copies_the_snapshot(root, register, tmp_path):
     assert (folder / "config.json").read_text() == "{}"
 
 
-def test_find_known_wants_the_same_target_recipe_and_corpus(store, register):
-    register()
-    known = (digest("t1"), digest("small"), digest("c1"))
-    assert store.find_known(*known).version == "1"
-    for place in range(3):
-        other = [*known]
-        other[place] = digest("other")
-        assert store.find_known(*other) is None
-
-
-def test_a_reused_pair_is_known_once_it_was_promoted(store, register):
-    reused = TAGS | {"evaluated_corpus_digest": digest("c2")}
-    register(target="t2", corpus="c1", tags=reused)
-    known = (digest("t2"), digest("small"), digest("c2"))
-    assert store.find_known(*known) is None  # it may have been blocked
-    store.promote("1", ["it matches"])
-    assert store.find_known(*known).version == "1"
-
-
-def test_find_known_takes_the_newest_usable_pair(store, register):
-    known = (digest("t1"), digest("small"), digest("c1"))
+def test_a_pair_is_found_by_its_digest_whatever_bars_it(store, register):
     for draft in ("d1", "d2", "d3"):
         register(draft=draft)
-    assert store.find_known(*known).version == "3"
     store.quarantine("3", "slow in production")
-    assert store.find_known(*known).version == "2"
     store.set_live_drift("2", "alpha fell")
-    assert store.find_known(*known).version == "1"
-    store.quarantine("1", "slow as well")
-    assert store.find_known(*known).live_drift
     assert store.find(make_record(draft="d3").digest).version == "3"
     assert store.find(make_record(draft="d2").digest).live_drift
+    assert store.find(make_record(draft="d9").digest) is None
+
+
+def test_a_damaged_version_is_replaced_by_one_of_its_own(store, register):
+    register()
+    store.set_damage("1", "draft/ whose digest differs")
+    assert store.find(make_record().digest) is None
+    assert register() == "2"
+    assert register() == "2"
+    assert [item.state for item in store.versions()] == [
+        "damaged: draft/ whose digest differs",
+        "ok",
+    ]
 
 
 def test_the_trainings_history_becomes_curves_of_the_versions_run(root, store, tmp_path):
@@ -215,10 +203,12 @@ def test_the_decision_is_attached(root, store, register, tmp_path):
     version = register()
     decision, report = tmp_path / "decision.json", tmp_path / "report.html"
     said = {"verdict": "block", "reasons": ["alpha fell by 0.1"], "valid_until": None}
-    write_json(decision, {**said, "checks": []})
+    checks = [{"name": "drift", "verdict": "overridden"}, {"name": "alpha", "verdict": "pass"}]
+    write_json(decision, {**said, "champion": None, "checks": checks})
     write_text(report, "<html></html>")
     store.attach_decision(version, decision, report)
-    assert json.loads(store.resolve("1").tags["decision"]) == said
+    told = said | {"against": None, "overridden": ["drift"]}
+    assert json.loads(store.resolve("1").tags["decision"]) == told
     assert [path.name for path in (root / "mlartifacts").rglob("decision/*.html")] == [report.name]
 
 
@@ -235,5 +225,5 @@ def test_an_empty_registry_answers(store):
     assert store.champion() is None
     assert store.challenger() is None
     assert store.predecessor() is None
-    assert store.incumbent(digest("t1")) is None
+    assert store.incumbents(digest("t1")) == []
     assert store.find(digest("t1")) is None

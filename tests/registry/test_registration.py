@@ -8,7 +8,7 @@ import pytest
 
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.errors import EvidenceError
-from draftsmith.registry.registration import Proposal, register_proposal
+from draftsmith.registry.registration import Proposal, carry_out, register_proposal
 from draftsmith.targets.settings import TargetConfig
 from tests.registry.gate_reports import good_reports
 from tests.registry.measurements import measurement
@@ -73,3 +73,51 @@ def test_reports_of_another_draft_are_refused_before_anything_is_registered(root
     with pytest.raises(EvidenceError, match="dvc repro benchmark"):
         registered(store, proposal, root)
     assert store.versions() == []
+
+
+@pytest.fixture
+def decision(root, store, proposal):
+    version = registered(store, proposal, root)["version"]
+    return {
+        "verdict": "promote",
+        "name": "demo",
+        "version": version,
+        "pair_digest": RECORDS["small"].digest,
+        "champion": None,
+        "checks": [],
+        "reasons": ["All checks passed."],
+    }
+
+
+def test_a_decision_is_carried_out_once(store, decision):
+    first = carry_out(store, decision, is_experiment=False)
+    assert (first["promoted"], store.champion().version) == (True, decision["version"])
+    assert carry_out(store, decision, is_experiment=False) == first
+    assert len(store.history()) == 1
+
+
+def test_an_experiment_promotes_nothing(store, decision):
+    report = carry_out(store, decision, is_experiment=True)
+    assert (report["promoted"], store.champion()) == (False, None)
+
+
+@pytest.mark.parametrize("change", ["champion", "tag", "quarantine"])
+def test_what_changed_since_the_gate_decided_blocks(store, decision, register, change):
+    match change:
+        case "champion":
+            store.promote(register("t1", "d9"), ["quicker than we"])
+        case "tag":
+            store.set_live_drift(decision["version"], "alarm")
+        case "quarantine":
+            store.quarantine(decision["version"], "slow")
+    before = store.champion()
+    report = carry_out(store, decision, is_experiment=False)
+    assert not report["promoted"]
+    assert f"promoting version {decision['version']}" in report["reasons"][0]
+    assert store.champion() == before
+
+
+def test_a_tag_that_somebody_answers_for_does_not_block(store, decision):
+    store.set_live_drift(decision["version"], "alarm")
+    checks = [{"name": "drift", "verdict": "overridden"}]
+    assert carry_out(store, decision | {"checks": checks}, is_experiment=False)["promoted"]

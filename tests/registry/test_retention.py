@@ -81,7 +81,7 @@ def test_pruning_deletes_versions_and_keeps_the_history_and_the_way_back(stocked
     with pytest.raises(MlflowException):
         client.get_logged_model(model)
     assert prune(stocked.catalog, keep=2, dry_run=False).removed == ()
-    assert stocked.rollback(reason="slow", is_reachable=lambda _: True).version == "3"
+    assert stocked.rollback(reason="slow", is_reachable=lambda _: True).champion.version == "3"
 
 
 def test_a_pruned_pair_can_be_registered_again(stocked, register):
@@ -99,7 +99,7 @@ class TestCopies:
         """Champion 2 and newest 4; copies of the pairs 1 and 2, of a stranger and of targets."""
         write_text(root / "build" / "config.yaml", SECTION)
         write_json(root / "build" / "target.json", {"digest": digest("current")})
-        promote(stocked, "1", "2")
+        promote(stocked, "2")
         for number in ("1", "2"):
             stocked.fetch(stocked.resolve(number).pair, root / "models" / "champions")
         stranger = root / "models" / "champions" / digest("stranger")[:16]
@@ -112,7 +112,7 @@ class TestCopies:
         return root
 
     def run(self, root, *arguments):
-        command = ["prune", "--keep", "1", *arguments, "--root", str(root)]
+        command = ["prune", "--keep", "2", *arguments, "--root", str(root)]
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 0, done.output
         return done.stdout

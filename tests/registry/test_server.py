@@ -142,8 +142,8 @@ def test_a_pairs_life_on_a_server_with_basic_auth(
     store.attach_decision("2", tmp_path / "decision.json", tmp_path / "decision.json")
     assert store.promote("1", ["first"]) is None
     assert store.promote("2", [f"faster than {PASSWORD}"]) == "1"
-    assert store.incumbent(digest("t2")).version == "1"
-    assert store.rollback(reason=f"slow: {PASSWORD}", is_reachable=always).version == "1"
+    assert store.incumbents(digest("t2"))[0].version == "1"
+    assert store.rollback(reason=f"slow: {PASSWORD}", is_reachable=always).champion.version == "1"
     assert store.resolve("2").quarantine == "slow: ***"
     assert store.champion().version == "1"
     moves = [(move.kind, move.predecessor, move.version) for move in store.history()]

@@ -71,5 +71,7 @@ def described(item: PairVersion | None) -> dict[str, Any] | None:
         "aliases": list(item.aliases),
         "created_utc": item.created_utc,
         "quarantine": item.quarantine,
+        "damage": item.damage,
+        "state": item.state,
         "tags": dict(item.tags),
     }

@@ -125,7 +125,7 @@ def measure(
     loaded = load_target(target, dtype="auto", device=device)
     joined = any_pair.load_any_draft(loaded, draft)
     config = any_pair.budgeted(loaded, joined, asked[0], seconds=seconds)
-    result = any_pair.measure(loaded, joined, asked, config, count_phase)
+    result = any_pair.measure(loaded, joined, asked, config, on_phase=count_phase)
     if as_json:
         write_json(result)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from draftsmith.commands.common import (
     reported,
     write_json,
 )
+from draftsmith.registry.overrides import as_of
 from draftsmith.registry.pair import DECISION_TAG, METRIC_TAGS, PairVersion
 from draftsmith.report.terminal import decision_line, pair_line, target_line
 
@@ -33,7 +35,8 @@ def status(root: Root = HERE, as_json: AsJson = False) -> None:
     store = open_store(root)
     versions = store.versions()
     target = _optional_json(root / "build" / "target.json")
-    decision = _optional_json(root / "reports" / "decision.json")
+    decided = _optional_json(root / "reports" / "decision.json")
+    decision = None if decided is None else as_of(decided, datetime.now(UTC).date())
     champion = _held(versions, "champion")
     digest = None if target is None else target.get("digest")
     data = {
@@ -68,7 +71,7 @@ def pairs(root: Root = HERE, as_json: AsJson = False) -> None:
             item.pair.recipe,
             short(item.pair.target_digest),
             *figures,
-            _state(item),
+            item.state,
         )
     Console().print(table if versions else "No pair is registered yet: run `dvc repro`.")
 
@@ -122,22 +125,19 @@ def _held(versions: list[PairVersion], alias: str) -> PairVersion | None:
     return next((item for item in versions if alias in item.aliases), None)
 
 
-def _state(item: PairVersion) -> str:
-    if item.quarantine is not None:
-        return f"quarantine: {item.quarantine}"
-    return "live drift" if item.pair.live_drift else "ok"
-
-
 def _show_status(data: Mapping[str, Any]) -> None:
     table = Table(box=None, show_header=False)
     table.add_row("registry", str(data["name"]))
     table.add_row("target", target_line(data["target"]))
     for alias in ("champion", "challenger"):
         table.add_row(alias, pair_line(data[alias]))
+        if data[alias] and data[alias]["state"] != "ok":
+            table.add_row("", f"its state: {data[alias]['state']}")
     if data["champion"] and data["target"] and not data["champion_is_for_target"]:
         table.add_row("", "the champion belongs to another target: run `dvc repro`")
     for tag in _HEADLINE_TAGS:
         if data["champion"] and tag in data["champion"]["tags"]:
-            table.add_row(f"  {tag}", data["champion"]["tags"][tag])
+            name = "drift when registered" if tag == "drift" else tag
+            table.add_row(f"  {name}", data["champion"]["tags"][tag])
     table.add_row("decision", decision_line(data["decision"]))
     Console().print(table)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from datetime import UTC, datetime
 from typing import Annotated
@@ -20,9 +19,11 @@ from draftsmith.commands.common import (
     reported,
     write_json,
 )
+from draftsmith.errors import PromotionRefusedError
 from draftsmith.registry.local_copies import num_bytes, remove, superfluous_copies
 from draftsmith.registry.overrides import as_of
-from draftsmith.registry.pair import DECISION_TAG
+from draftsmith.registry.pair import DECISION_TAG, PairVersion
+from draftsmith.registry.records import CHAMPIONS
 
 
 @reported
@@ -38,8 +39,13 @@ def promote(
     decision = as_of(recorded, datetime.now(UTC).date())
     reasons = decision.get("reasons") or ["no decision is recorded: run `dvc repro`"]
     promoted = decision.get("verdict") == "promote"
-    before = store.promote(found.pair.version, reasons) if promoted else None
-    version = found.pair.version
+    version, before = found.pair.version, None
+    if promoted:
+        judged = {name: decision[name] for name in ("against", "overridden") if name in decision}
+        try:
+            before = store.promote(version, reasons, **judged)
+        except PromotionRefusedError as error:
+            promoted, reasons = False, [str(error)]
     if as_json:
         write_json(
             {"promoted": promoted, "version": version, "predecessor": before, "reasons": reasons}
@@ -54,7 +60,9 @@ def promote(
 
 @reported
 def rollback(
-    to: Annotated[str | None, typer.Option(help="Version; default: the newest usable one.")] = None,
+    to: Annotated[
+        str | None, typer.Option(help="Version or @alias; default: the newest usable one.")
+    ] = None,
     reason: Annotated[
         str, typer.Option(help="Recorded with the quarantine.")
     ] = "rolled back on the command line",
@@ -62,17 +70,28 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Put the champion in quarantine and move @champion back to an earlier pair."""
+    from draftsmith.registry.holders import fetch_or_mark  # noqa: PLC0415  MLflow is slow
     from draftsmith.registry.loading import target_reachable  # noqa: PLC0415  torch is slow
 
     store = open_store(root)
-    after = store.rollback(
-        to, reason=reason, is_reachable=functools.partial(target_reachable, root=root)
-    )
-    quarantined = store.history()[-1].predecessor
+
+    def can_be_loaded(item: PairVersion) -> bool:
+        return target_reachable(item, root=root) and fetch_or_mark(
+            store, item.pair, root / CHAMPIONS
+        )
+
+    done = store.rollback(to, reason=reason, is_reachable=can_be_loaded)
     if as_json:
-        write_json({"champion": dataclasses.asdict(after), "quarantined": quarantined})
+        write_json(dataclasses.asdict(done))
         return
-    typer.echo(f"Version {quarantined} is in quarantine; @champion is version {after.version}.")
+    typer.echo(
+        f"Version {done.quarantined} is in quarantine; @champion is version "
+        f"{done.champion.version}."
+    )
+    if done.is_completion:
+        typer.echo("That rollback had been interrupted and is complete now; nothing else moved.")
+    if done.champion.live_drift:
+        typer.echo("Its draft carries a live-drift tag; no earlier champion without one is usable.")
 
 
 @reported
@@ -103,7 +122,8 @@ def verify(
 @reported
 def prune(
     keep: Annotated[
-        int, typer.Option(min=1, help="How many of the last champions stay, to roll back to.")
+        int,
+        typer.Option(min=2, help="How many of the last champions stay, the present one included."),
     ] = 3,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
     root: Root = HERE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from draftsmith.artifacts import digest_json
 from draftsmith.distillation.settings import DistillConfig
@@ -11,6 +11,25 @@ from draftsmith.drafts.settings import CheckpointConfig, RecipeConfig
 
 # They change when files are written and what is logged, never the weights.
 _OPERATIONAL = frozenset({"checkpoint_steps", "log_steps", "max_cache_gb"})
+
+
+@dataclass(frozen=True)
+class RecipeDigests:
+    """The digests that drafts of a recipe's settings can have.
+
+    Attributes:
+        plain: Of trainings from the target's layers: with the configured seed, the next one, ...
+            A checkpoint, which is not trained, has one.
+        warm: Of trainings that went on from an earlier draft.
+    """
+
+    plain: tuple[str, ...]
+    warm: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Both."""
+        return self.plain + self.warm
 
 
 def recipe_digest(
@@ -33,22 +52,23 @@ def recipe_digest(
     return digest_json(parts)
 
 
-def recipe_digests(recipe: RecipeConfig, config: DistillConfig, drafts: Sequence[str]) -> list[str]:
+def recipe_digests(
+    recipe: RecipeConfig, config: DistillConfig, drafts: Sequence[str], *, num_seeds: int
+) -> RecipeDigests:
     """The digests that drafts of these settings can have.
 
     Args:
         recipe: The recipe.
         config: The distill section.
         drafts: Digests of the drafts that a warm start may have gone on from.
-
-    Returns:
-        That of a training from the target's layers, then those of warm starts; of a checkpoint
-        its only one.
+        num_seeds: How many seeds count, the configured one and those after it.
     """
-    plain = recipe_digest(recipe, config)
     if isinstance(recipe, CheckpointConfig):
-        return [plain]
-    return [plain, *(recipe_digest(recipe, config, started_from=draft) for draft in drafts)]
+        return RecipeDigests((checkpoint_digest(recipe),))
+    return RecipeDigests(
+        plain=tuple(recipe_digest(recipe, config.reseeded(by)) for by in range(num_seeds)),
+        warm=tuple(recipe_digest(recipe, config, started_from=draft) for draft in drafts),
+    )
 
 
 def checkpoint_digest(recipe: CheckpointConfig) -> str:

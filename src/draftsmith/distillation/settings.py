@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -53,3 +53,7 @@ class DistillConfig:
             raise ValueError("batch_size must be a multiple of gradient_accumulation")
         if not 0 <= self.warmup_steps <= self.steps:
             raise ValueError("warmup_steps must lie between 0 and steps")
+
+    def reseeded(self, by: int) -> DistillConfig:
+        """The settings of a training that shall give another draft from the same data."""
+        return replace(self, seed=self.seed + by)

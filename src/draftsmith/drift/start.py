@@ -1,7 +1,8 @@
 """Where each draft comes from: a known pair, the incumbent, or training from either model.
 
 Reuse takes the incumbent's draft as it is; a warm start trains on from its weights; a retraining
-starts from the target's layers.
+starts from the target's layers, with another seed where traffic raised an alarm about what the
+configured one gives.
 
 The content of `build/start.json` triggers training when it changes, so its reasons hold no
 measured number: a second measurement must not retrain anything. Pure.
@@ -38,18 +39,20 @@ def start_report(
     incumbent: Mapping[str, Any] | None,
     config: StartConfig,
     drift: DriftConfig,
+    imported: Collection[str] = (),
 ) -> dict[str, Any]:
     """The content of `build/start.json`.
 
     Args:
         recipes: The draft recipes of this run, name -> the digests that drafts of its settings can
             have.
-        known: For each recipe the registered, not quarantined pair of the same target, recipe and
-            corpus, if there is one.
+        known: For each recipe the registered pair of the same target, recipe and corpus, if there
+            is one, with `quarantine` and `reseed` as `registry.known` describes them.
         incumbent: `reports/incumbent.json`; its `incumbent` is the pair whose draft may be reused
             or trained on.
         config: Whether the configuration overrules the test.
         drift: The drift section, for its `on_match`.
+        imported: Recipes whose draft was trained elsewhere: it is taken as it is.
 
     Raises:
         EvidenceError: The incumbent's draft is demanded and there is none that could be taken.
@@ -69,24 +72,37 @@ def start_report(
                 decisions[recipe] = _automatic(
                     recipes[recipe], known.get(recipe), report=report, drift=drift
                 )
+    for recipe in set(imported) & set(decisions):
+        if decisions[recipe]["action"] == "warm_start":
+            decisions[recipe]["action"] = "reuse"  # there is no training to start
     return {"recipes": decisions}
 
 
 def _automatic(
     digests: Sequence[str], known: Pair | None, *, report: Mapping[str, Any], drift: DriftConfig
 ) -> dict[str, Any]:
-    if known is not None and not known["live_drift"]:
-        return _take("known", known, reason="This pair of target, recipe and corpus is registered.")
     if known is not None:
-        return _retrain(
-            f"Version {known['version']} has this target, recipe and corpus but carries a "
-            "live-drift tag: the same data with the same seed would give the same draft, so add "
-            "prompts from the traffic or change the seed."
-        )
+        return _of_known(known)
     pair: Pair | None = report["incumbent"]
     if pair is None or report["verdict"] == "none":
         return _retrain("There is no promoted pair of another target whose draft could be used.")
     return _from_incumbent(digests, pair, verdict=report["verdict"], drift=drift)
+
+
+def _of_known(known: Pair) -> dict[str, Any]:
+    label = f"Version {known['version']} has this target, recipe and corpus"
+    if known["live_drift"] and known["reseed"] is not None:
+        return _retrain(
+            f"{label}, and traffic raised an alarm about its draft: another seed gives another.",
+            reseed=known["reseed"],
+        )
+    if known["live_drift"]:
+        reason = f"{label}; its draft carries a live-drift tag and was imported: import another."
+    elif known["quarantine"] is not None:
+        reason = f"{label}; it is in quarantine, and training would give the same draft."
+    else:
+        reason = "This pair of target, recipe and corpus is registered."
+    return _take("known", known, reason=reason)
 
 
 def _from_incumbent(
@@ -136,14 +152,16 @@ def _take(action: str, pair: Pair, *, reason: str) -> dict[str, Any]:
         "action": action,
         "source_pair_digest": pair["pair_digest"],
         "source_version": pair["version"],
+        "reseed": 0,
         "reason": reason,
     }
 
 
-def _retrain(reason: str) -> dict[str, Any]:
+def _retrain(reason: str, *, reseed: int = 0) -> dict[str, Any]:
     return {
         "action": "retrain",
         "source_pair_digest": None,
         "source_version": None,
+        "reseed": reseed,
         "reason": reason,
     }

@@ -8,8 +8,8 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from draftsmith.drift.comparison import Comparison, compare, compare_domains
@@ -40,65 +40,80 @@ class Reference:
     recorded: Recorded | None
 
 
-def choose_reference(
-    proposed: Mapping[str, Any],
-    *,
-    champion: Recorded | None,
-    predecessor: Recorded | None,
-    incumbent: Recorded | None,
-    known: Recorded | None = None,
-) -> Reference:
+@dataclass(frozen=True)
+class Records:
+    """What the registry holds that a proposed draft may be compared with.
+
+    Attributes:
+        champion: Who holds the alias now.
+        predecessor: Who held it before.
+        incumbent: The last champion with another target.
+        known: The registered pair that stage start took the draft from, if it did.
+        history: The versions that became champion, oldest first.
+        tagged: Digest of a draft -> the version whose traffic raised an alarm about it.
+    """
+
+    champion: Recorded | None = None
+    predecessor: Recorded | None = None
+    incumbent: Recorded | None = None
+    known: Recorded | None = None
+    history: Sequence[str] = ()
+    tagged: Mapping[str, str] = field(default_factory=dict)
+
+
+def choose_reference(proposed: Mapping[str, Any], records: Records) -> Reference:
     """Which record the proposed RecipeEvaluation is compared with.
 
     The draft's own record comes first: a reused draft has not changed, so any change is its
-    target's. That holds too for a pair that returns, `known` and registered before the one it
-    would be held against: pointing back to an old target is no new draft that must beat the last.
-    A pair that is known has a record of its own on this target, which tells more than one of its
-    draft on another.
+    target's. That holds too for a pair that returns with its target: pointing back is no new draft
+    that must beat the last. A pair that is known has a record of its own on this target, which
+    tells more than one of its draft on another.
     """
-    is_reused = incumbent is not None and incumbent.pair["draft_digest"] == proposed["draft_digest"]
-    if is_reused:
+    champion, known = records.champion, records.known
+    incumbent = records.incumbent
+    if incumbent is not None and incumbent.pair["draft_digest"] == proposed["draft_digest"]:
         return Reference("own_record", known or incumbent)
     is_champion = champion is not None and champion.pair["pair_digest"] == proposed["pair_digest"]
-    other = predecessor if is_champion else champion
+    other = records.predecessor if is_champion else champion
     if other is None:
         return Reference("none", None)
-    if known is not None and int(known.pair["version"]) < int(other.pair["version"]):
+    if known is not None and _returns(known, other, records.history):
         return Reference("own_record", known)
     return Reference("predecessor" if is_champion else "champion", other)
 
 
-def drift_report(  # noqa: PLR0913  four records, each by its name
-    proposed: Mapping[str, Any],
-    *,
-    champion: Recorded | None,
-    predecessor: Recorded | None,
-    incumbent: Recorded | None,
-    known: Recorded | None = None,
-    config: DriftConfig,
-    seed: int,
+def _returns(known: Recorded, other: Recorded, history: Sequence[str]) -> bool:
+    """Whether the pair was champion before `other` was, for another target than `other` is for.
+
+    Example: with the history 1, 2, 3 version 1 returns when its target does; afterwards, with
+    1, 2, 3, 1 and 3 as the predecessor, it still is one that returned. For the same target it is
+    a step back to an older recipe, which the newer champion has to be beaten for.
+    """
+    version, last = (str(recorded.pair["version"]) for recorded in (known, other))
+    became = [index for index, moved in enumerate(history) if moved == last]
+    before = history[: became[-1]] if became else ()
+    return version in before and known.pair["target_digest"] != other.pair["target_digest"]
+
+
+def drift_report(
+    proposed: Mapping[str, Any], records: Records, *, config: DriftConfig, seed: int
 ) -> dict[str, Any]:
     """The content of `reports/drift.json`.
 
     Args:
         proposed: RecipeEvaluation of the proposed pair on the current target.
-        champion: Who holds the alias now.
-        predecessor: Who held it before.
-        incumbent: The newest promoted pair of another target.
-        known: The registered pair that stage start took the draft from, if it did.
+        records: What it may be compared with.
         config: Margin, confidence, temperature and minimum number of prompts.
         seed: Seed of the intervals.
 
     Raises:
         EvidenceError: A side was not measured at the judged temperature.
     """
-    reference = choose_reference(
-        proposed, champion=champion, predecessor=predecessor, incumbent=incumbent, known=known
-    )
-    tagged = _tagged(proposed, (champion, predecessor, incumbent))
+    reference = choose_reference(proposed, records)
+    tagged = records.tagged.get(proposed["draft_digest"])
     judged = _judged(proposed, reference, config=config, seed=seed)
     if tagged is not None:
-        reason = f"{tagged.label.capitalize()}, with the same draft, carries a live-drift tag."
+        reason = f"Version {tagged}, with the same draft, carries a live-drift tag."
         judged |= {"verdict": "drifted", "reasons": [reason, *judged["reasons"]]}
     pair = {} if reference.recorded is None else reference.recorded.pair
     return {
@@ -121,15 +136,6 @@ def judge(pooled: Comparison, config: DriftConfig) -> Verdict:
     if pooled.num_prompts < config.min_prompts:
         return "unknown"
     return "pass" if pooled.low > -config.margin else "drifted"
-
-
-def _tagged(proposed: Mapping[str, Any], pairs: tuple[Recorded | None, ...]) -> Recorded | None:
-    for recorded in pairs:
-        if recorded is None or not recorded.pair.get("live_drift"):
-            continue
-        if recorded.pair["draft_digest"] == proposed["draft_digest"]:
-            return recorded
-    return None
 
 
 def _judged(

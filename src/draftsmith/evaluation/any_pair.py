@@ -78,6 +78,8 @@ def measure(
     draft: LoadedDraft,
     prompts: Sequence[Prompt],
     config: BenchmarkConfig,
+    *,
+    lookup_length: int = LOOKUP_LENGTH,
     on_phase: OnPhase = silent,
 ) -> dict[str, Any]:
     """One recipe's entry of reports/benchmark.json, with acceptance and a verdict.
@@ -87,6 +89,7 @@ def measure(
         draft: Joined to it.
         prompts: The first ones, domains in turn, calibrate; the others confirm.
         config: Budget.
+        lookup_length: Tokens copied from the text in the draft's place; 0 never copies.
         on_phase: As in `PairBench`.
 
     Raises:
@@ -101,8 +104,10 @@ def measure(
         )
     chat = make_chat(target.model, target.tokenizer)
     encoded = in_turn([(p.prompt_id, p.domain, chat.prompt_ids(p)) for p in prompts])
-    acceptance = _acceptance(target, draft, encoded, chat.stop_ids, config)
-    contestants = Contestants(target.model, draft, chat.stop_ids, LOOKUP_LENGTH)
+    acceptance = _acceptance(
+        target, draft, encoded, stop_ids=chat.stop_ids, config=config, lookup_length=lookup_length
+    )
+    contestants = Contestants(target.model, draft, chat.stop_ids, lookup_length)
     bench = PairBench(config, contestants, encoded, on_phase=on_phase)
     copied = acceptance["copied"]
     survival = Survival(acceptance["survival"], copied["share"], copied["survival"])
@@ -122,14 +127,16 @@ def _acceptance(
     target: LoadedTarget,
     draft: LoadedDraft,
     encoded: Sequence[list[int]],
+    *,
     stop_ids: tuple[int, ...],
     config: BenchmarkConfig,
+    lookup_length: int,
 ) -> dict[str, Any]:
     """Alpha, survival and tau at temperature 0, on twice the calibration prompts."""
     chosen = [(str(i), ids) for i, ids in enumerate(encoded[: config.calibration_prompts * 2])]
     length = config.max_draft_length
     plan = DecodingPlan(
-        length, LOOKUP_LENGTH, config.max_new_tokens, len(chosen), stop_ids, config.seed
+        length, lookup_length, config.max_new_tokens, len(chosen), stop_ids, config.seed
     )
     results = decode(target.model, draft, chosen, temperature=0.0, plan=plan)
     # Speculative greedy answers are the target's own, so alpha needs no answers of its own.
@@ -142,7 +149,7 @@ def _acceptance(
         "alpha": asdict(bootstrap_mean([a.alpha for a in alphas.values()], seed=config.seed)),
         "block_efficiency": asdict(estimate_tau(traces, seed=config.seed)),
         "survival": position_counts(traces, length).survival,
-        "copied": copied_rounds(traces, LOOKUP_LENGTH),
+        "copied": copied_rounds(traces, lookup_length),
     }
 
 

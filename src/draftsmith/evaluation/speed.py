@@ -23,7 +23,13 @@ import torch
 from draftsmith import provenance
 from draftsmith.artifacts import write_json
 from draftsmith.errors import DraftsmithError
-from draftsmith.evaluation.any_pair import CONFIG, load_any_draft, measure, prompts_of
+from draftsmith.evaluation.any_pair import (
+    CONFIG,
+    LOOKUP_LENGTH,
+    load_any_draft,
+    measure,
+    prompts_of,
+)
 from draftsmith.targets.loading import load_target
 
 _EXIT_USER_ERROR = 2
@@ -36,6 +42,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, help="JSONL; default: the bundled eval prompts")
     parser.add_argument("--dtype", default="auto", help="dtype the target is served in")
     parser.add_argument("--max-draft-length", type=int, default=4, metavar="N")
+    parser.add_argument(
+        "--lookup-length",
+        type=int,
+        default=LOOKUP_LENGTH,
+        metavar="N",
+        help="longest copy from the text, as evaluation.lookup_length; 0 never copies",
+    )
     parser.add_argument("--num-prompts", type=int, default=24, metavar="N")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 16], metavar="N")
@@ -55,11 +68,13 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     target = load_target(arguments.target, dtype=arguments.dtype, device=device)
     draft = load_any_draft(target, arguments.draft)
     prompts = prompts_of(arguments.prompts)
+    lookup_length = arguments.lookup_length
+    entry = measure(target, draft, prompts, config, lookup_length=lookup_length)
     return {
         "schema": 1,
         "target_digest": target.identity.digest,
         "device": provenance.device(),
-        "recipes": {draft.manifest.recipe: measure(target, draft, prompts, config)},
+        "recipes": {draft.manifest.recipe: entry},
         "provenance": provenance.collect(config.seed),
     }
 

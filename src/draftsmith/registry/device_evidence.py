@@ -10,7 +10,7 @@ import datetime
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftsmith.artifacts import digest_json, short
@@ -24,6 +24,7 @@ IMPORTED_FROM = "imported_from"
 _SCHEMA = 1
 _ANY = "any"
 _SHORT = 8
+_WAY_OF_DECODING = ("temperature", "lookup_length")
 # What the gate and the report read of an entry, besides its digests and its speedup.
 _ENTRY_KEYS = (
     *("draft_length", "calibration", "arms", "ratios"),
@@ -43,7 +44,8 @@ def judged_benchmark(
     """The benchmark that the gate judges.
 
     The one of this machine when it was measured where the configuration asks for it, otherwise the
-    newest imported one that was.
+    newest imported one that was. Speed of another way of decoding (another temperature, other
+    copies from the text) is no evidence of this one.
 
     Args:
         local: reports/benchmark.json.
@@ -55,13 +57,48 @@ def judged_benchmark(
         The local report, or an imported one whose entry goes by the registered recipe's name and
         whose `imported_from` names the file.
     """
-    fitting = [name for name in imported if is_device(imported[name]["device"], wanted)]
+    own = local["recipes"][registration["recipe"]]
+    fitting = [
+        name
+        for name in imported
+        if is_device(imported[name]["device"], wanted) and _is_decoded_as(own, imported[name])
+    ]
     if is_device(local["device"], wanted) or not fitting:
         return local
     newest = max(fitting, key=lambda name: (measured_at(imported[name]), name))
     (entry,) = imported[newest]["recipes"].values()
     recipes = {registration["recipe"]: entry}
     return {**imported[newest], "recipes": recipes, IMPORTED_FROM: newest}
+
+
+def _is_decoded_as(own: Report, other: Report) -> bool:
+    (entry,) = other["recipes"].values()
+    return all(float(own.get(key) or 0) == float(entry.get(key) or 0) for key in _WAY_OF_DECODING)
+
+
+def served_as(own: Report, others: Sequence[Report], device: Mapping[str, Any]) -> Report:
+    """The record whose draft length suits a device: the one that was measured nearest to it.
+
+    Args:
+        own: The pipeline's record of the pair, with its `device`; empty where there is none.
+        others: Imported evidence of the pair, each with one entry.
+        device: `kind` and `name` of where the pair is to be served.
+
+    Returns:
+        The pipeline's record where it was measured on this device, or nothing of the device's kind
+        was; otherwise the newest entry of the device, or of its kind.
+    """
+
+    def nearness(report: Report) -> tuple[bool, bool]:
+        measured = report.get("device") or {}
+        return measured.get("name") == device["name"], measured.get("kind") == device["kind"]
+
+    fitting = [report for report in others if _is_decoded_as(own, report)]
+    newest = max(fitting, key=lambda report: (*nearness(report), measured_at(report)), default=None)
+    if newest is None or nearness(newest) <= nearness(own):
+        return own
+    (entry,) = newest["recipes"].values()
+    return dict(entry)
 
 
 def evidence_of(report: Report, pair: RegisteredPair, *, dtype: str, path: str) -> dict[str, Any]:

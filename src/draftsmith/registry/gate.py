@@ -67,6 +67,7 @@ def decide(
         "name": evidence.registration["name"],
         "version": evidence.registration["version"],
         "pair_digest": evidence.registration["pair_digest"],
+        "champion": evidence.champion,
         "checks": [asdict(check) for check in checks],
         "reasons": failed or _reasons_to_promote(blocking),
         "valid_until": None if failed else valid_until(checks),

@@ -15,9 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from draftsmith.artifacts import read_json
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.errors import RegistryError
+from draftsmith.provenance import processor_name
+from draftsmith.registry.device_evidence import served_as
 from draftsmith.registry.generation import Pair
 from draftsmith.registry.pair import DTYPE_TAG, SOURCE_TAG, PairRecord, PairVersion
 from draftsmith.registry.records import CHAMPIONS
@@ -122,7 +126,8 @@ def load_directory(
     draft = load_draft(directory / "draft", loaded.model, target_digest=record.draft.target_digest)
     require_same_tokenizer(loaded.identity, draft.manifest.tokenizer_digest)
     evidence = _evidence(directory / "evidence")
-    measured = evidence.get("benchmark", {})
+    elsewhere = [*_evidence(directory / "device_evidence").values()]
+    measured = served_as(evidence.get("benchmark", {}), elsewhere, _named_device(device))
     return Pair(
         record,
         evidence,
@@ -178,6 +183,13 @@ def _fetch_model(uri: str, dst: Path, *, root: Path) -> tuple[str, Path]:
     from draftsmith.registry.mlflow_target import fetch_model  # noqa: PLC0415  rarely needed
 
     return fetch_model(uri, dst, root=root)
+
+
+def _named_device(device: str) -> dict[str, str]:
+    """Kind and name of a device in torch's words, as evidence states them."""
+    kind = torch.device(device).type
+    name = torch.cuda.get_device_name(device) if kind == "cuda" else processor_name()
+    return {"kind": kind, "name": name}
 
 
 def _evidence(folder: Path) -> dict[str, Any]:

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlflow.exceptions import MlflowException
 
 from draftsmith.errors import RegistryError
 from draftsmith.registry.mlflow_records import PROMOTION, Move, MoveLog
-from draftsmith.registry.pair import QUARANTINE_TAG, PairVersion, RegisteredPair
+from draftsmith.registry.pair import (
+    DAMAGED_TAG,
+    LIVE_DRIFT_TAG,
+    QUARANTINE_TAG,
+    PairVersion,
+    RegisteredPair,
+)
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -79,9 +86,10 @@ class Catalog:
                 return sorted(found, key=lambda item: int(item.version))
 
     def versions(self) -> list[PairVersion]:
-        """All versions, oldest first."""
-        aliases = self.aliases()
-        return [self._pair_version(found, aliases) for found in self.search()]
+        """All versions, oldest first; a live-drift tag counts for every version of its draft."""
+        aliases, found = self.aliases(), self.search()
+        drifted = {v.tags.get("draft_digest") for v in found if LIVE_DRIFT_TAG in v.tags}
+        return [self._pair_version(version, aliases, drifted) for version in found]
 
     def existing(self, version: str | None) -> RegisteredPair | None:
         """The pair of a version; None when there is no such version."""
@@ -106,10 +114,6 @@ class Catalog:
             remedy="run `draftsmith pairs` to see them, or `dvc repro` to register one",
         )
 
-    def pair(self, version: ModelVersion) -> RegisteredPair:
-        """The pair that a version holds."""
-        return RegisteredPair.from_tags(self.name, str(version.version), version.tags)
-
     def log(self) -> MoveLog:
         """The record of the champion's moves."""
         return MoveLog(self.client, self.experiment_id(), self.name)
@@ -124,13 +128,17 @@ class Catalog:
         promotions = [move for move in moves if move.version == version and move.kind == PROMOTION]
         return promotions[-1].predecessor if promotions else None
 
-    def _pair_version(self, version: ModelVersion, aliases: Mapping[str, str]) -> PairVersion:
+    def _pair_version(
+        self, version: ModelVersion, aliases: Mapping[str, str], drifted: Collection[str | None]
+    ) -> PairVersion:
         number = str(version.version)
+        pair = RegisteredPair.from_tags(self.name, number, version.tags)
         created = datetime.datetime.fromtimestamp(version.creation_timestamp / 1000, datetime.UTC)
         return PairVersion(
-            pair=self.pair(version),
+            pair=replace(pair, live_drift=pair.draft_digest in drifted),
             aliases=tuple(sorted(alias for alias, held in aliases.items() if held == number)),
             tags=dict(version.tags),
             created_utc=created.isoformat(timespec="seconds"),
             quarantine=version.tags.get(QUARANTINE_TAG),
+            damage=version.tags.get(DAMAGED_TAG),
         )

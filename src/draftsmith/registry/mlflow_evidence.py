@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.registry.device_evidence import Report, file_name, summary
 from draftsmith.registry.mlflow_connection import translated
-from draftsmith.registry.mlflow_upload import HISTORY
+from draftsmith.registry.mlflow_upload import DEVICE_EVIDENCE, HISTORY
 
 if TYPE_CHECKING:
     from draftsmith.registry.mlflow_catalog import Catalog
 
-_FOLDER = "device_evidence"
 _BENCHMARK = "benchmark.json"
 _DAY = len("2026-01-01")
 
@@ -29,7 +28,7 @@ def attach(catalog: Catalog, version: str, report: Report) -> None:
     with tempfile.TemporaryDirectory(prefix="draftsmith-") as folder:
         path = Path(folder) / file_name(report)
         write_json(path, report)
-        catalog.client.log_artifact(run_id, str(path), _FOLDER)
+        catalog.client.log_artifact(run_id, str(path), DEVICE_EVIDENCE)
 
 
 @translated("listing the evidence of a version")
@@ -43,7 +42,7 @@ def attached(catalog: Catalog, version: str) -> list[dict[str, Any]]:
     run_id = str(catalog.client.get_model_version(catalog.name, version).run_id)
     found = [
         summary(_read(catalog, run_id, item.path)) | {"origin": "imported", "artifact": item.path}
-        for item in _items(catalog, run_id, _FOLDER)
+        for item in _items(catalog, run_id, DEVICE_EVIDENCE)
     ]
     for folder in _items(catalog, run_id, HISTORY):
         names = [item.path for item in _items(catalog, run_id, folder.path)]

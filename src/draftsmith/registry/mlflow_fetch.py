@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlflow.artifacts import download_artifacts
 
 from draftsmith.artifacts import atomic_directory, digest_directory, read_json, short, write_json
-from draftsmith.errors import ArtifactError, RegistryError
+from draftsmith.errors import ArtifactError, DamagedPairError, RegistryError
+from draftsmith.registry.device_evidence import file_name
 from draftsmith.registry.mlflow_connection import translated, unless_done
-from draftsmith.registry.mlflow_upload import EVIDENCE, HISTORY
+from draftsmith.registry.mlflow_upload import DEVICE_EVIDENCE, EVIDENCE, HISTORY
 from draftsmith.registry.pair import (
     EVIDENCE_TAG,
     FILES_TAG,
@@ -32,7 +33,7 @@ _ORIGIN = "origin.json"
 
 
 def fetch_pair(connection: Connection, pair: RegisteredPair, into: Path) -> Path:
-    """Bring a pair's draft/, pair.json and evidence/ to `into`/<short pair digest>/.
+    """Bring a pair's draft/, pair.json and all evidence to `into`/<short pair digest>/.
 
     Nothing is downloaded when the folder is intact and its evidence is current. The evidence is
     that whose digest the version states, also while newer evidence is being attached.
@@ -41,7 +42,8 @@ def fetch_pair(connection: Connection, pair: RegisteredPair, into: Path) -> Path
         The pair's folder.
 
     Raises:
-        RegistryError: What arrived is not what was registered; the folder is as it was.
+        DamagedPairError: What arrived is not what was registered; the folder is as it was.
+        RegistryError: The registry cannot be reached.
         ArtifactError: The disk refused; the folder is as it was.
     """
     folder = into / short(pair.pair_digest)
@@ -49,13 +51,14 @@ def fetch_pair(connection: Connection, pair: RegisteredPair, into: Path) -> Path
     with translated(what):
         version = connection.client.get_model_version(pair.name, pair.version)
         stated = {tag: version.tags[tag] for tag in (FILES_TAG, EVIDENCE_TAG, SOURCE_TAG)}
-        origin = {"name": pair.name, "version": pair.version, **stated}
+        measured = _names(connection, version)
+        origin = {"name": pair.name, "version": pair.version, **stated, DEVICE_EVIDENCE: measured}
         if _is_current(folder, pair, origin):
             return folder
         with atomic_directory(folder) as temporary:
             _download(connection, version, temporary)
             if damaged := _damaged(temporary, pair, origin):
-                raise RegistryError(
+                raise DamagedPairError(
                     what,
                     found=f"{damaged} whose digest differs from the registered one",
                     expected="the files that were registered",
@@ -85,8 +88,17 @@ def _download(connection: Connection, version: ModelVersion, into: Path) -> None
         if fetched.is_dir():  # a folder that lost its files is not downloaded
             fetched.rename(into / EVIDENCE)
 
+    for name in _names(connection, version):
+        client.download_artifacts(run_id, f"{DEVICE_EVIDENCE}/{name}", str(into))
 
-def _is_current(folder: Path, pair: RegisteredPair, origin: Mapping[str, str]) -> bool:
+
+def _names(connection: Connection, version: ModelVersion) -> list[str]:
+    """The files with evidence of devices; their names hold the digest of their content."""
+    held = connection.client.list_artifacts(str(version.run_id), DEVICE_EVIDENCE)
+    return sorted(Path(item.path).name for item in held)
+
+
+def _is_current(folder: Path, pair: RegisteredPair, origin: Mapping[str, Any]) -> bool:
     try:
         stated = read_json(folder / _ORIGIN)
     except ArtifactError:
@@ -94,7 +106,7 @@ def _is_current(folder: Path, pair: RegisteredPair, origin: Mapping[str, str]) -
     return stated == dict(origin) and _damaged(folder, pair, origin) is None
 
 
-def _damaged(folder: Path, pair: RegisteredPair, origin: Mapping[str, str]) -> str | None:
+def _damaged(folder: Path, pair: RegisteredPair, origin: Mapping[str, Any]) -> str | None:
     """The part of a fetched pair that is not what was registered; None when all of it is."""
     try:
         record = PairRecord.from_json(read_json(folder / "pair.json"))
@@ -103,5 +115,15 @@ def _damaged(folder: Path, pair: RegisteredPair, origin: Mapping[str, str]) -> s
     if record.digest != pair.pair_digest:
         return "pair.json"
     parts = {"draft": origin[FILES_TAG], EVIDENCE: origin[EVIDENCE_TAG]}
-    changed = (name for name, digest in parts.items() if digest_directory(folder / name) != digest)
-    return next((f"{name}/" for name in changed), None)
+    for name, digest in parts.items():
+        if digest_directory(folder / name) != digest:
+            return f"{name}/"
+    measured = [folder / DEVICE_EVIDENCE / name for name in origin[DEVICE_EVIDENCE]]
+    return None if all(map(_is_named_after_content, measured)) else f"{DEVICE_EVIDENCE}/"
+
+
+def _is_named_after_content(path: Path) -> bool:
+    try:
+        return file_name(read_json(path)) == path.name
+    except (ArtifactError, KeyError, ValueError):
+        return False

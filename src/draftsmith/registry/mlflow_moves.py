@@ -7,11 +7,12 @@ quarantines first: otherwise the next run would promote the bad version again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from draftsmith.artifacts import short
-from draftsmith.errors import RegistryError
+from draftsmith.errors import PromotionRefusedError, RegistryError
 from draftsmith.registry.mlflow_catalog import CHAMPION
 from draftsmith.registry.mlflow_connection import redact
 from draftsmith.registry.mlflow_records import PROMOTION, ROLLBACK
@@ -21,7 +22,25 @@ if TYPE_CHECKING:
     from draftsmith.registry.mlflow_catalog import Catalog
 
 Reachable = Callable[[PairVersion], bool]
+ANY = "any"  # as the champion that a pair was judged against: nobody in particular
+_DRIFT = "drift"  # the gate's check that a live-drift tag fails
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """What a rollback came to.
+
+    Attributes:
+        champion: Who holds the alias now.
+        quarantined: The version that it replaced.
+        is_completion: An earlier rollback had moved the alias and died; it was completed, and
+            nothing else was done.
+    """
+
+    champion: RegisteredPair
+    quarantined: str | None
+    is_completion: bool
 
 
 def move_alias(catalog: Catalog, alias: str, version: str) -> None:
@@ -43,14 +62,25 @@ def move_alias(catalog: Catalog, alias: str, version: str) -> None:
         )
 
 
-def promote(catalog: Catalog, version: str, reasons: Sequence[str]) -> str | None:
+def promote(
+    catalog: Catalog,
+    version: str,
+    reasons: Sequence[str],
+    *,
+    against: str | None = ANY,
+    overridden: Collection[str] = (),
+) -> str | None:
     """Move @champion to a version; does nothing when it is there already.
+
+    What may have changed since the pair was judged is asked again here, with the lock held.
 
     Returns:
         The version that it replaced; None for the first champion.
 
     Raises:
-        RegistryError: The version is quarantined, or another process moved the alias.
+        PromotionRefusedError: The version is barred, or another became champion since it was judged
+            against `against`.
+        RegistryError: Another process moved the alias.
     """
     with catalog.connection.locked():
         champion = catalog.aliases().get(CHAMPION)
@@ -58,15 +88,35 @@ def promote(catalog: Catalog, version: str, reasons: Sequence[str]) -> str | Non
             catalog.log().settle(champion)
             return catalog.recorded_predecessor(version)
         chosen = catalog.resolve(version)
-        if chosen.quarantine is not None:
-            raise RegistryError(
+        _require_unbarred(chosen, overridden)
+        if against not in (ANY, champion):
+            raise PromotionRefusedError(
                 f"promoting version {version} of {catalog.name}",
-                found=f"quarantine: {chosen.quarantine}",
-                expected="a version that is not in quarantine",
-                remedy="distil another draft: change the recipe, the corpus or the seed",
+                found=f"version {champion} as champion, and a judgement against "
+                + ("none" if against is None else f"version {against}"),
+                expected="a judgement against the present champion",
+                remedy="run `dvc repro`, which judges again; to go back to a pair that was "
+                f"champion before, `draftsmith rollback --to {version}`",
             )
         _move_champion(catalog, PROMOTION, chosen.pair, reasons)
         return champion
+
+
+def _require_unbarred(item: PairVersion, overridden: Collection[str]) -> None:
+    remedy = "distil another draft: change the recipe, the corpus or the seed"
+    if item.damage is not None or item.quarantine is not None:
+        found = item.state
+    elif item.pair.live_drift and _DRIFT not in overridden:
+        found = "a live-drift tag of its draft"
+        remedy = "run `dvc repro`, which distils a new draft for the tagged one's target"
+    else:
+        return
+    raise PromotionRefusedError(
+        f"promoting version {item.pair.version} of {item.pair.name}",
+        found=found,
+        expected="a version that nothing bars",
+        remedy=remedy,
+    )
 
 
 def quarantine(catalog: Catalog, version: str, reason: str) -> None:
@@ -78,16 +128,11 @@ def quarantine(catalog: Catalog, version: str, reason: str) -> None:
             catalog.client.set_model_version_tag(catalog.name, version, QUARANTINE_TAG, text)
 
 
-def rollback(
-    catalog: Catalog, to: str | None, *, reason: str, is_reachable: Reachable
-) -> RegisteredPair:
+def rollback(catalog: Catalog, to: str | None, *, reason: str, is_reachable: Reachable) -> Rollback:
     """Quarantine the champion, then move @champion back.
 
     The rollback of a process that died after it had moved the alias is completed, not repeated:
     the champion that it chose would be put in quarantine otherwise.
-
-    Returns:
-        The new champion.
 
     Raises:
         RegistryError: There is no champion, or no version to go back to; nothing was changed.
@@ -101,48 +146,54 @@ def rollback(
                 expected="a promoted version",
                 remedy="run `dvc repro` to register and promote one",
             )
-        if to in (None, champion) and _was_interrupted(catalog, champion, reason):
+        wanted = None if to is None else catalog.resolve(to).pair.version
+        cut = catalog.log().interrupted(champion)
+        is_ours = cut is not None and (cut.kind, cut.reason) == (ROLLBACK, redact(reason))
+        if cut is not None and is_ours and wanted in (None, champion):
             catalog.log().settle(champion)
-            return catalog.resolve(champion).pair
-        choice = _choose(catalog, _earlier(catalog, champion, to), champion, is_reachable)
+            return Rollback(catalog.resolve(champion).pair, cut.predecessor, is_completion=True)
+        choice = _choose(catalog, champion, wanted, is_reachable)
         quarantine(catalog, champion, reason)
         _move_champion(catalog, ROLLBACK, choice, [reason])
-        return choice
+        return Rollback(choice, champion, is_completion=False)
 
 
-def _was_interrupted(catalog: Catalog, champion: str, reason: str) -> bool:
-    """Whether a rollback for this reason made `champion` what it is and died then."""
-    move = catalog.log().interrupted(champion)
-    return move is not None and (move.kind, move.reason) == (ROLLBACK, redact(reason))
+def _earlier(catalog: Catalog, champion: str) -> list[str]:
+    """Versions that were champion: those promoted before this one, newest first, then the others.
 
-
-def _earlier(catalog: Catalog, champion: str, to: str | None) -> list[str]:
-    """Versions promoted before the champion was, newest first; with `to`, only that one.
-
-    Example: after the promotions 1, 2, 3 and champion 3: [2, 1]; after a rollback to 2: [1].
+    Example: after the promotions 1, 2, 3 and champion 3: [2, 1]; after a rollback to 2: [1, 3].
     """
     moved = [move.version for move in catalog.moves() if move.kind == PROMOTION]
-    if to is not None:
-        return [to] if to in moved and to != champion else []
     last = max((i for i, version in enumerate(moved) if version == champion), default=len(moved))
-    return [version for version in dict.fromkeys(reversed(moved[:last])) if version != champion]
+    ordered = dict.fromkeys([*reversed(moved[:last]), *reversed(moved)])
+    return [version for version in ordered if version != champion]
 
 
 def _choose(
-    catalog: Catalog, candidates: Sequence[str], champion: str, is_reachable: Reachable
+    catalog: Catalog, champion: str, wanted: str | None, is_reachable: Reachable
 ) -> RegisteredPair:
     versions = {item.pair.version: item for item in catalog.versions()}
+    candidates = _earlier(catalog, champion)
+    if wanted is not None:
+        candidates = [version for version in candidates if version == wanted]
+    # What its traffic complained about is the last resort.
+    drifted = {v for v in candidates if v in versions and versions[v].pair.live_drift}
     refused: list[str] = []
-    for version in candidates:
+    for version in sorted(candidates, key=lambda version: version in drifted):
         item = versions.get(version)
         obstacle = _obstacle(item, is_reachable)
         if item is not None and obstacle is None:
             return item.pair
         refused.append(f"version {version} {obstacle}")
+    nobody = "no other version that was champion before"
+    if wanted is not None:
+        is_same = wanted == champion
+        nobody = f"version {wanted}, which {'is champion' if is_same else 'never was champion'}"
     raise RegistryError(
         f"rolling back version {champion} of {catalog.name}",
-        found="; ".join(refused) or "no other version that was champion before",
-        expected="an earlier promoted version, not in quarantine, whose target is at hand",
+        found="; ".join(refused) or nobody,
+        expected="an earlier promoted version, intact and not in quarantine, whose target is at "
+        "hand",
         remedy="bring back the target's checkpoint, or promote another pair by `dvc repro`",
     )
 
@@ -150,10 +201,12 @@ def _choose(
 def _obstacle(item: PairVersion | None, is_reachable: Reachable) -> str | None:
     if item is None:
         return "was deleted"
+    if item.damage is not None:
+        return f"is damaged ({item.damage})"
     if item.quarantine is not None:
         return f"is in quarantine ({item.quarantine})"
     if not is_reachable(item):
-        return f"has a target ({short(item.pair.target_digest)}) that cannot be reached"
+        return f"or its target ({short(item.pair.target_digest)}) cannot be loaded"
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,14 +23,14 @@ from draftsmith.registry.mlflow_connection import connect, redact, translated, u
 from draftsmith.registry.mlflow_fetch import fetch_pair
 from draftsmith.registry.mlflow_records import Move
 from draftsmith.registry.mlflow_target import download_model
+from draftsmith.registry.overrides import overridden_checks
 from draftsmith.registry.pair import (
-    CORPUS_TAG,
+    DAMAGED_TAG,
     DECISION_TAG,
     EVIDENCE_TAG,
     FILES_TAG,
     LIVE_DRIFT_TAG,
     METRIC_TAGS,
-    QUARANTINE_TAG,
     RESERVED_TAGS,
     SOURCE_TAG,
     PairRecord,
@@ -108,15 +108,18 @@ class PairStore:
             return None
         return self._catalog.existing(self._catalog.recorded_predecessor(champion))
 
-    @translated("reading the incumbent")
-    def incumbent(self, target_digest: str) -> RegisteredPair | None:
-        """The newest promoted pair of another target; those in quarantine do not count."""
-        versions = {item.pair.version: item for item in self._catalog.versions()}
-        for move in reversed(self._catalog.moves()):
-            item = versions.get(move.version)
-            if item and item.quarantine is None and item.pair.target_digest != target_digest:
-                return item.pair
-        return None
+    @translated("reading the incumbents")
+    def incumbents(self, target_digest: str) -> list[RegisteredPair]:
+        """Promoted pairs of other targets, last champion first; no quarantined or damaged one."""
+        usable = {
+            item.pair.version: item.pair
+            for item in self._catalog.versions()
+            if item.pair.target_digest != target_digest
+            and item.quarantine is None
+            and item.damage is None
+        }
+        moved = dict.fromkeys(move.version for move in reversed(self._catalog.moves()))
+        return [usable[version] for version in moved if version in usable]
 
     @translated("reading the history of the champion")
     def history(self) -> list[Move]:
@@ -126,34 +129,8 @@ class PairStore:
     @translated("searching the registry by pair digest")
     def find(self, pair_digest: str) -> RegisteredPair | None:
         """The version of this pair, in quarantine or not."""
-        found = self._catalog.search(pair_digest=pair_digest)
-        return self._catalog.pair(found[0]) if found else None
-
-    @translated("searching the registry for a known pair")
-    def find_known(
-        self, target_digest: str, recipe_digest: str, corpus_digest: str
-    ) -> RegisteredPair | None:
-        """The newest pair of this target, recipe and corpus that is not in quarantine.
-
-        Its draft was distilled from the corpus, or was taken over from another target, evaluated
-        on the corpus and promoted. One with live drift is returned only if there is no other.
-        """
-        promoted = {move.version for move in self._catalog.moves()}
-        found = self._catalog.search(target_digest=target_digest, recipe_digest=recipe_digest)
-        usable = [
-            version
-            for version in found
-            if QUARANTINE_TAG not in version.tags
-            and (
-                version.tags["corpus_digest"] == corpus_digest
-                or (
-                    version.tags.get(CORPUS_TAG) == corpus_digest
-                    and str(version.version) in promoted
-                )
-            )
-        ]
-        usable.sort(key=lambda version: LIVE_DRIFT_TAG not in version.tags)
-        return self._catalog.pair(usable[-1]) if usable else None
+        held = (item.pair for item in self._catalog.versions() if item.damage is None)
+        return next((pair for pair in held if pair.pair_digest == pair_digest), None)
 
     def register(
         self,
@@ -203,12 +180,13 @@ class PairStore:
             return str(known.version)
 
     def _only_version(self, pair_digest: str, run_id: str | None = None) -> ModelVersion | None:
-        """The oldest version of a pair; its repeats, and those of an upload `run_id`, are deleted.
+        """The oldest intact version of a pair; its repeats, and those of `run_id`, are deleted.
 
         MLflow repeats a request whose answer was lost, and on another machine the same pair may
         have been registered meanwhile.
         """
-        found = self._catalog.search(pair_digest=pair_digest)
+        versions = self._catalog.search(pair_digest=pair_digest)
+        found = [version for version in versions if DAMAGED_TAG not in version.tags]
         in_use = self._catalog.aliases().values() if found[1:] else ()
         for repeat in found[1:]:
             is_repeat = repeat.run_id in (found[0].run_id, run_id)
@@ -317,6 +295,8 @@ class PairStore:
             "verdict": decision["verdict"],
             "reasons": decision.get("reasons", []),
             "valid_until": decision.get("valid_until"),
+            "against": decision.get("champion", mlflow_moves.ANY),
+            "overridden": overridden_checks(decision),
         }
         text = json.dumps(summary, sort_keys=True)
         self._client.set_model_version_tag(self.name, version, DECISION_TAG, text)
@@ -328,21 +308,47 @@ class PairStore:
             mlflow_moves.move_alias(self._catalog, CHALLENGER, version)
 
     @translated("promoting a pair")
-    def promote(self, version: str, reasons: Sequence[str]) -> str | None:
+    def promote(
+        self,
+        version: str,
+        reasons: Sequence[str],
+        *,
+        against: str | None = mlflow_moves.ANY,
+        overridden: Collection[str] = (),
+    ) -> str | None:
         """Move @champion to a version; does nothing when it is there already.
+
+        Args:
+            version: Whom to promote.
+            reasons: Part of the record.
+            against: The champion that it was judged against, None where there was none; `any`
+                promotes whoever is champion.
+            overridden: Checks of the gate that somebody answers for.
 
         Returns:
             The version that it replaced; None for the first champion.
 
         Raises:
-            RegistryError: The version is in quarantine, or another process moved the alias.
+            PromotionRefusedError: It is in quarantine or damaged, its draft carries a live-drift
+                tag, or another pair has become champion since it was judged.
+            RegistryError: Another process moved the alias.
         """
-        return mlflow_moves.promote(self._catalog, version, reasons)
+        return mlflow_moves.promote(
+            self._catalog, version, reasons, against=against, overridden=overridden
+        )
 
     @translated("putting a version in quarantine")
     def quarantine(self, version: str, reason: str) -> None:
         """Bar a version from being reused or promoted; the first reason stays."""
         mlflow_moves.quarantine(self._catalog, version, reason)
+
+    @translated("tagging damage")
+    def set_damage(self, version: str, found: str | None) -> None:
+        """Mark a version whose files are not what was registered; None takes the mark away."""
+        if found is not None:
+            self._client.set_model_version_tag(self.name, version, DAMAGED_TAG, redact(found))
+        elif DAMAGED_TAG in self._client.get_model_version(self.name, version).tags:
+            self._client.delete_model_version_tag(self.name, version, DAMAGED_TAG)
 
     @translated("tagging live drift")
     def set_live_drift(self, version: str, reason: str) -> None:
@@ -353,16 +359,14 @@ class PairStore:
     @translated("rolling back")
     def rollback(
         self, to: str | None = None, *, reason: str, is_reachable: mlflow_moves.Reachable
-    ) -> RegisteredPair:
+    ) -> mlflow_moves.Rollback:
         """Quarantine the champion, then move @champion back.
 
         Args:
-            to: A version that was champion before; None takes the newest one that can be served.
+            to: A version or @alias that was champion before; None takes the newest one that can
+                be served, one without a live-drift tag where there is any.
             reason: Why; the quarantine's reason and part of the record.
-            is_reachable: Whether the target of a version can be loaded, digest verified.
-
-        Returns:
-            The new champion.
+            is_reachable: Whether a version can be loaded, digests verified.
 
         Raises:
             RegistryError: There is no champion, or nothing to go back to; nothing was changed.

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 EVIDENCE = "evidence"
 HISTORY = "evidence_history"
+DEVICE_EVIDENCE = "device_evidence"
 _MODEL_NAME = "pair"
 _MODEL_CODE = Path(__file__).with_name("pyfunc_model.py")
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -52,6 +52,11 @@ def valid_until(checks: Sequence[Check]) -> str | None:
     return min(ends, default=None)
 
 
+def overridden_checks(decision: Mapping[str, Any]) -> list[str]:
+    """Names of the checks of a decision that failed and that somebody answers for."""
+    return [c["name"] for c in decision.get("checks", ()) if c["verdict"] == "overridden"]
+
+
 def as_of(decision: Mapping[str, Any], today: date) -> dict[str, Any]:
     """A recorded decision as it stands today: one to promote ends with its first override."""
     until = decision.get("valid_until")

@@ -17,6 +17,7 @@ from draftsmith.errors import RegistryError
 SCHEMA = 1
 QUARANTINE_TAG = "quarantined"
 LIVE_DRIFT_TAG = "live_drift"
+DAMAGED_TAG = "damaged"
 FILES_TAG = "files_digest"
 EVIDENCE_TAG = "evidence_digest"
 SOURCE_TAG = "target_source"
@@ -33,7 +34,10 @@ IDENTITY_TAGS = (
     "corpus_digest",
 )
 RESERVED_TAGS = frozenset(
-    {QUARANTINE_TAG, LIVE_DRIFT_TAG, FILES_TAG, EVIDENCE_TAG, SOURCE_TAG, DECISION_TAG}
+    {
+        *(QUARANTINE_TAG, LIVE_DRIFT_TAG, DAMAGED_TAG, DECISION_TAG),
+        *(FILES_TAG, EVIDENCE_TAG, SOURCE_TAG),
+    }
 )
 
 
@@ -139,7 +143,11 @@ class PairRecord:
 
 @dataclass(frozen=True)
 class RegisteredPair:
-    """A pair as the registry knows it; what stages exchange."""
+    """A pair as the registry knows it; what stages exchange.
+
+    Attributes:
+        live_drift: Its draft's traffic raised an alarm, with this target or another.
+    """
 
     name: str
     version: str
@@ -177,6 +185,8 @@ class PairVersion:
     Attributes:
         quarantine: Why the version must not be promoted again; None when it may.
         created_utc: ISO time of registration.
+        damage: What was found when its files were not those that were registered; None when that
+            never happened, or they came back.
     """
 
     pair: RegisteredPair
@@ -184,6 +194,16 @@ class PairVersion:
     tags: Mapping[str, str]
     created_utc: str
     quarantine: str | None
+    damage: str | None = None
+
+    @property
+    def state(self) -> str:
+        """What keeps the version from serving, in a few words; `ok` when nothing does."""
+        if self.damage is not None:
+            return f"damaged: {self.damage}"
+        if self.quarantine is not None:
+            return f"quarantine: {self.quarantine}"
+        return "live drift" if self.pair.live_drift else "ok"
 
 
 def evidence_tags(

@@ -29,6 +29,7 @@ class GateEvidence:
         benchmark: `reports/benchmark.json`.
         drift: `reports/drift.json`.
         incumbent: `reports/incumbent.json`, where there is one.
+        champion: The version that held the alias when the pair was compared, where there was one.
     """
 
     registration: Mapping[str, Any]
@@ -37,6 +38,7 @@ class GateEvidence:
     benchmark: Mapping[str, Any]
     drift: Mapping[str, Any]
     incumbent: Mapping[str, Any] | None = None
+    champion: str | None = None
 
     @property
     def evaluated(self) -> Mapping[str, Any]:

@@ -28,13 +28,18 @@ def recorded(pair: Mapping[str, Any] | None, *, root: Path = CHAMPIONS) -> Recor
 
 
 def known_record(
-    start: Mapping[str, Any], evaluated: Mapping[str, Any], *, root: Path = CHAMPIONS
+    start: Mapping[str, Any],
+    evaluated: Mapping[str, Any],
+    target_digest: str,
+    *,
+    root: Path = CHAMPIONS,
 ) -> Recorded | None:
     """The record of a draft that stage start took from a known pair; None for every other start.
 
     Args:
         start: The recipe's entry of build/start.json.
         evaluated: The recipe's entry of reports/evaluation.json.
+        target_digest: The target that it was evaluated on.
         root: Folder of fetched pairs.
     """
     if start["action"] != "known":
@@ -43,6 +48,6 @@ def known_record(
         "version": start["source_version"],
         "pair_digest": start["source_pair_digest"],
         "draft_digest": evaluated["draft_digest"],
-        "live_drift": False,
+        "target_digest": target_digest,
     }
     return recorded(pair, root=root)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.artifacts import read_json, write_json
-from draftsmith.errors import EvidenceError
+from draftsmith.errors import EvidenceError, PromotionRefusedError
 from draftsmith.evaluation.choice import best_recipe, losers
 from draftsmith.registry.mlflow_store import PairStore
+from draftsmith.registry.overrides import overridden_checks
 from draftsmith.registry.pair import DraftIdentity, PairRecord, evidence_tags
 from draftsmith.targets.resolved import describe_source
 from draftsmith.targets.settings import TargetConfig
@@ -120,10 +121,17 @@ def carry_out(
 ) -> dict[str, Any]:
     """Move @champion when the decision says so; the content of reports/promotion.json."""
     promotes = decision["verdict"] == "promote" and not is_experiment
-    predecessor = None
+    reasons, predecessor = list(decision["reasons"]), None
     if promotes:
-        predecessor = store.promote(decision["version"], decision["reasons"])
-    reasons = list(decision["reasons"])
+        try:
+            predecessor = store.promote(
+                decision["version"],
+                reasons,
+                against=decision["champion"],
+                overridden=overridden_checks(decision),
+            )
+        except PromotionRefusedError as error:  # something changed since the gate decided
+            promotes, reasons = False, [str(error)]
     if is_experiment:
         reasons.append(_EXPERIMENT)
     return {

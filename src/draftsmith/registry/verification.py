@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from draftsmith.errors import DamagedPairError
 from draftsmith.registry.loading import load_directory
 from draftsmith.registry.mlflow_store import PairStore
 
@@ -18,7 +19,8 @@ def verify(
 ) -> dict[str, Any]:
     """Download a version afresh, hash it, load it and decode a few tokens with and without drafts.
 
-    In float32, where both must agree token for token.
+    In float32, where both must agree token for token. The version is marked as damaged when its
+    files are not those that were registered, and the mark goes when they are again.
 
     Args:
         store: The registry.
@@ -32,13 +34,18 @@ def verify(
         `holds`.
 
     Raises:
-        RegistryError: The files differ from those that were registered.
+        DamagedPairError: The files differ from those that were registered.
         DraftError: The draft is damaged.
         TargetError: The target cannot be found, or is another one.
     """
     found = store.resolve(reference)
     with tempfile.TemporaryDirectory(prefix="draftsmith-") as folder:
-        fetched = store.fetch(found.pair, Path(folder))
+        try:
+            fetched = store.fetch(found.pair, Path(folder))
+        except DamagedPairError as error:
+            store.set_damage(found.pair.version, error.found)
+            raise
+        store.set_damage(found.pair.version, None)
         pair = load_directory(fetched, root=root, target=target, device=device, dtype="float32")
         plain, speculative = (
             [

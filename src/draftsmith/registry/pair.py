@@ -17,6 +17,7 @@ from draftsmith.errors import RegistryError
 SCHEMA = 1
 QUARANTINE_TAG = "quarantined"
 LIVE_DRIFT_TAG = "live_drift"
+CLEARED_TAG = "live_drift_cleared"
 FILES_TAG = "files_digest"
 EVIDENCE_TAG = "evidence_digest"
 SOURCE_TAG = "target_source"
@@ -33,7 +34,15 @@ IDENTITY_TAGS = (
     "corpus_digest",
 )
 RESERVED_TAGS = frozenset(
-    {QUARANTINE_TAG, LIVE_DRIFT_TAG, FILES_TAG, EVIDENCE_TAG, SOURCE_TAG, DECISION_TAG}
+    {
+        QUARANTINE_TAG,
+        LIVE_DRIFT_TAG,
+        CLEARED_TAG,
+        FILES_TAG,
+        EVIDENCE_TAG,
+        SOURCE_TAG,
+        DECISION_TAG,
+    }
 )
 
 

@@ -7,12 +7,14 @@ import json
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from benchmarks.live_service import (
     DIGEST,
     DOMAINS,
     MARGIN,
+    RATES,
     evaluation_record,
     monitor_config,
     stream,
@@ -172,6 +174,16 @@ def test_a_low_of_one_window_is_no_alarm_and_one_of_two_is():
 class TestAdaptiveDraftLengths:
     """An engine that drafts less because less is accepted must not hide why."""
 
+    def test_a_length_alone_moves_the_measured_first_position_by_less_than_the_margin(self):
+        rates = np.concatenate([*RATES.values()])
+        survival = {}
+        for length in (1, 8):
+            tokens_a_round = (rates[:, None] ** np.arange(length + 1)).sum(axis=1)
+            survival[length] = (rates / tokens_a_round).sum() / (1 / tokens_a_round).sum()
+        assert survival[1] == pytest.approx(0.2605, abs=5e-5)
+        assert survival[8] == pytest.approx(0.2546, abs=5e-5)
+        assert survival[1] - survival[8] < MARGIN / 2
+
     @pytest.mark.parametrize("after", [1, 8])
     def test_the_first_position_is_comparable_across_lengths(self, after):
         found = verdicts(
@@ -194,7 +206,9 @@ class TestAdaptiveDraftLengths:
             )
         )
         assert report["verdict"] == "draft decay"
-        assert any("draft lengths changed from 4 100%" in reason for reason in report["reasons"])
+        assert any(
+            "draft lengths changed from 1 0%, 4 100%" in reason for reason in report["reasons"]
+        )
 
     def test_answers_without_the_draft_are_a_finding_of_their_own(self):
         requests = stream(800, 5)
@@ -338,8 +352,6 @@ class TestDetectors:
         assert not signal_of_drop(risen, [0.0] * 100, **options).is_given
 
     def test_noise_ignores_where_the_level_moves(self):
-        import numpy as np
-
         steps = np.random.default_rng(0).normal(0, 0.1, 2000)
         moved = steps + 5.0 * (np.arange(2000) >= 1000)
         assert noise(moved) == pytest.approx(0.1, rel=0.6)

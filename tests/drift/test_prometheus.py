@@ -246,27 +246,29 @@ class TestWindows:
             judged(counters(10_000, 12_000))
 
 
-def after(before, requests, draft_length):
-    """The counters once a server that showed `before` has served `requests` too."""
-    rounds = sum(r.rounds for r in requests)
-    first = sum(r.accepted[0] for r in requests) + sum(r.accepted[0] for r in before)
-    earlier = sum(r.rounds for r in before)
-    return counters(earlier + rounds, first, draft_tokens=earlier + rounds * draft_length)
+def one_after_the_other(before, then):
+    """Scrapes of a server that served `before`, and then `then` too; each (requests, length)."""
+    rounds, accepted, tokens, texts = 0, 0, 0, []
+    for requests, length in (before, then):
+        rounds += sum(r.rounds for r in requests)
+        accepted += sum(r.accepted[0] for r in requests)
+        tokens += sum(r.rounds for r in requests) * length
+        texts.append(counters(rounds, accepted, draft_tokens=tokens))
+    return texts
 
 
 def test_another_draft_length_alone_is_an_engine_change():
-    before = stream(400, 0, draft_length=1)
-    report = judged(exposition(before), after(before, stream(400, 1, draft_length=4), 4))
+    sides = [(stream(400, seed, draft_length=n), n) for seed, n in ((0, 1), (1, 4))]
+    report = judged(*one_after_the_other(*sides))
     assert report["verdict"] == "engine change"
     assert "from 1.0 to 4.0" in report["reasons"][0]
 
 
 def test_another_draft_length_hides_no_decay_of_the_first_position():
-    before = stream(400, 0, draft_length=4)
-    texts = (exposition(before, 4), after(before, stream(400, 1, draft_length=1, lost=0.35), 1))
-    report = judged(*texts)
+    before, then = (stream(400, 0, draft_length=4), 4), (stream(400, 1, lost=0.35), 1)
+    report = judged(*one_after_the_other(before, then))
     assert report["verdict"] == "draft decay"
-    assert "mean draft length" in report["reasons"][-1]
+    assert "from 4.0 to 1.0" in report["reasons"][-1]
 
 
 def test_our_own_counters_are_read_back_as_what_was_served():

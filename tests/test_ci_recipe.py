@@ -73,35 +73,98 @@ def test_an_old_decision_cannot_pass_for_that_of_a_run(tmp_path, status):
     assert not (tmp_path / "reports/decision.json").exists()
 
 
-def test_a_run_on_the_main_branch_commits_its_lock_and_reports_once(tmp_path):
-    def git(*arguments):
+class Clone:
+    """A runner's working folder of a remote branch `main`."""
+
+    def __init__(self, folder, remote):
+        self.folder = folder
+        folder.mkdir()
+        self.git("init", "-q", "-b", "main")
+        self.git("remote", "add", "origin", str(remote))
+
+    def git(self, *arguments):
         identity = ("-c", "user.name=test", "-c", "user.email=test@example.invalid")
         return subprocess.run(
-            ["git", *identity, *arguments], cwd=clone, capture_output=True, text=True, check=True
+            ["git", *identity, *arguments],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
 
-    clone, remote = tmp_path / "clone", tmp_path / "remote"
-    clone.mkdir()
-    git("init", "-q", "--bare", str(remote))
-    git("init", "-q", "-b", "main")
-    git("remote", "add", "origin", str(remote))
-    git("commit", "-q", "--allow-empty", "-m", "start")
-    git("push", "-q", "-u", "origin", "main")
-    (clone / "dvc.lock").write_text("schema: '2.0'\n")
-    (clone / "build").mkdir()
-    (clone / "build/target.json").write_text("{}")
-    assert run_step("commit", clone, HOME=str(tmp_path)).returncode == 0
-    assert git("log", "--format=%s", "origin/main").split() == ["start"]
-    decide(clone, BLOCK)
+    def write(self, name, text):
+        (self.folder / name).parent.mkdir(exist_ok=True)
+        (self.folder / name).write_text(text, encoding="utf-8")
+
+    def commit_step(self):
+        return run_step("commit", self.folder, HOME=str(self.folder), GITHUB_RUN_ID="77")
+
+
+@pytest.fixture
+def clone(tmp_path):
+    remote = tmp_path / "remote"
+    subprocess.run(["git", "init", "-q", "--bare", "-b", "main", str(remote)], check=True)
+    clone = Clone(tmp_path / "clone", remote)
+    clone.git("commit", "-q", "--allow-empty", "-m", "start")
+    clone.git("push", "-q", "-u", "origin", "main")
+    clone.write("dvc.lock", "schema: '2.0'\n")
+    clone.write("build/target.json", "{}")
+    return clone
+
+
+@pytest.fixture
+def push_meanwhile(tmp_path, clone):
+    """Let somebody else push a file while the run works."""
+
+    def push(name):
+        other = Clone(tmp_path / f"other-{name}", tmp_path / "remote")
+        other.git("pull", "-q", "origin", "main")
+        other.write(name, "theirs\n")
+        other.git("add", ".")
+        other.git("commit", "-q", "-m", "theirs")
+        other.git("push", "-q", "origin", "main")
+
+    return push
+
+
+def test_a_run_on_the_main_branch_commits_its_lock_and_reports_once(clone):
+    assert clone.commit_step().returncode == 0
+    assert clone.git("log", "--format=%s", "origin/main").split() == ["start"]
+    decide(clone.folder, BLOCK)
     for _ in range(2):
-        done = run_step("commit", clone, HOME=str(tmp_path))
+        done = clone.commit_step()
         assert done.returncode == 0, done.stderr
-    assert git("show", "--name-only", "--format=", "origin/main").split() == [
+    assert clone.git("show", "--name-only", "--format=", "origin/main").split() == [
         "build/target.json",
         "dvc.lock",
         "reports/decision.json",
     ]
-    assert git("rev-list", "--count", "origin/main").strip() == "2"
+    assert clone.git("rev-list", "--count", "origin/main").strip() == "2"
+
+
+def test_a_branch_that_moved_during_the_run_gets_the_lock_on_top(clone, push_meanwhile):
+    decide(clone.folder, PROMOTE)
+    push_meanwhile("params.yaml")
+    done = clone.commit_step()
+    assert done.returncode == 0, done.stderr
+    clone.git("fetch", "-q")
+    subjects = clone.git("log", "--format=%s", "origin/main").splitlines()
+    assert subjects == ["draftsmith: decision of this run", "theirs", "start"]
+    assert clone.git("show", "origin/main:dvc.lock") == "schema: '2.0'\n"
+    assert clone.git("show", "origin/main:params.yaml") == "theirs\n"
+
+
+def test_a_lock_that_conflicts_is_kept_on_a_branch_of_its_own_and_fails(clone, push_meanwhile):
+    decide(clone.folder, PROMOTE)
+    push_meanwhile("dvc.lock")
+    done = clone.commit_step()
+    assert done.returncode == 1
+    assert "draftsmith-run-77" in done.stderr
+    clone.git("fetch", "-q", "origin", "draftsmith-run-77")
+    assert clone.git("show", "FETCH_HEAD:dvc.lock") == "schema: '2.0'\n"
+    clone.git("fetch", "-q", "origin", "main")
+    assert clone.git("show", "FETCH_HEAD:dvc.lock") == "theirs\n"
+    assert "rebase" not in clone.git("status")
 
 
 def test_the_gate_writes_its_decision_in_every_run():

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from draftsmith.artifacts import write_json, write_text
@@ -53,6 +54,19 @@ def run_json(*arguments, root):
     done = run(*arguments, "--json", root=root)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
+
+
+def test_every_command_takes_json_and_all_that_read_the_project_take_root():
+    def leaves(command, name):
+        for key, child in getattr(command, "commands", {}).items():
+            yield from leaves(child, f"{name} {key}".strip())
+        if not hasattr(command, "commands"):
+            yield name, {option for parameter in command.params for option in parameter.opts}
+
+    options = dict(leaves(typer.main.get_command(app), ""))
+    assert {"monitor", "measure", "evidence import"} <= set(options)
+    assert {name for name, found in options.items() if "--json" not in found} == set()
+    assert {name for name, found in options.items() if "--root" not in found} == {"measure"}
 
 
 def test_status_shows_target_champion_challenger_decision_and_evidence(project):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import http.server
+import itertools
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,8 @@ from typer.testing import CliRunner
 from benchmarks.live_service import MARGIN, evaluation_record, monitor_config, stream
 from draftsmith.artifacts import write_json, write_text
 from draftsmith.cli import app
-from draftsmith.drift.telemetry import append_telemetry, read_telemetry
+from draftsmith.drift.telemetry import append_telemetry
+from draftsmith.drift.telemetry_reading import read_telemetry
 from draftsmith.registry.mlflow_store import PairStore
 from tests.registry.small_pairs import CONFIG, TAGS
 from tests.registry.tiny_models import save_draft_for, save_target
@@ -141,6 +145,11 @@ def test_metrics_of_another_server_are_judged_beside_telemetry(project, write_st
         (("missing.jsonl",), "missing.jsonl"),
         (("missing.jsonl", "--version", "9"), "resolving 9"),
         (("--metrics", "missing"), "missing"),
+        (("telemetry.jsonl", "telemetry.jsonl"), "telemetry.jsonl twice"),
+        (("--metrics", "http://a", "--metrics", "http://a"), "http://a twice"),
+        (("--metrics", "http://a", "--metrics", "http://b"), "a URL before another source"),
+        (("--metrics", "now.prom", "--count", "8"), "--count 8 without a URL"),
+        (("--metrics", "now.prom", "--export", "out.prom"), "without telemetry files"),
     ],
 )
 def test_an_error_is_one_message_and_exit_code_2(project, arguments, message):
@@ -151,13 +160,100 @@ def test_an_error_is_one_message_and_exit_code_2(project, arguments, message):
     assert "Traceback" not in done.stderr
 
 
-def test_a_damaged_line_stops_the_command_with_its_place(project, write_stream):
+def test_a_torn_line_is_said_and_blinds_nobody(project, write_stream):
+    path = write_stream(num_requests=150)
+    whole = Path(path).read_bytes()
+    Path(path).write_bytes(whole[:100] + b"\n" + whole)
+    assert "1 torn lines are left out, the first is 1" in monitor(project, path).stdout
+    report = json.loads(monitor(project, path, "--json").stdout)["telemetry"]
+    assert (report["num_requests"], report["torn_lines"]) == (150, {path: [1]})
+
+
+def test_a_line_that_is_no_telemetry_stops_the_command_with_its_place(project, write_stream):
     path = write_stream(num_requests=2)
     with Path(path).open("a", encoding="utf-8") as file:
-        file.write("{\n")
+        file.write('{"temperature": 1}\n')
     done = monitor(project, path)
     assert done.exit_code == 2
     assert f"{path}:3" in done.stderr
+
+
+def clear_drift(project, *arguments):
+    return CliRunner().invoke(app, ["clear-drift", *arguments, "--root", str(project[0])])
+
+
+def test_an_alarm_that_was_none_is_cleared_with_its_reason_on_record(project, write_stream):
+    store = PairStore(project[0], CONFIG)
+    if live_drift(project):
+        store.clear_live_drift("1", "the next test needs it")
+    store.set_live_drift("1", "the first alarm")
+    store.set_live_drift("1", "the second alarm")
+    assert store.resolve("1").tags["live_drift"] == "the first alarm"
+    assert clear_drift(project, "1", "--reason", " ").exit_code == 2
+    assert live_drift(project)
+    done = clear_drift(project, "@champion", "--reason", "the eval prompts were swapped", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["version"] == "1"
+    assert not live_drift(project)
+    record = store.resolve("1").tags["live_drift_cleared"]
+    assert "the eval prompts were swapped" in record
+    assert "the first alarm" in record
+    done = clear_drift(project, "1", "--reason", "again")
+    assert done.exit_code == 2
+    assert "no live-drift tag" in done.stderr
+
+
+def test_what_is_exported_is_read_back_as_the_same_counts(project, write_stream, tmp_path):
+    write_stream(2, 20, digest="another")
+    path = write_stream(num_requests=60)
+    textfile = tmp_path / "collector" / "draftsmith.prom"
+    done = monitor(project, path, "--export", str(textfile))
+    assert done.exit_code == 0, done.output
+    own = [r for r in read_telemetry(Path(path)).requests if r.pair_digest == project[1]]
+    done = monitor(project, "--metrics", str(textfile), "--json")
+    window = json.loads(done.stdout)["metrics"]["window"]
+    assert window["num_drafts"] == sum(r.drafted[0] for r in own)
+    assert window["num_accepted_tokens_per_pos 0"] == sum(r.accepted[0] for r in own)
+
+
+@pytest.fixture
+def address(tmp_path):
+    """A server whose gauge has another value at every scrape."""
+    scrapes = itertools.count()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"sglang:spec_accept_length 1.%d\n" % next(scrapes))
+
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/metrics"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_gauge_is_scraped_as_often_as_asked(project, address):
+    done = monitor(
+        project, "--metrics", address, "--count", "8", "--every", "0", "--no-tag", "--json"
+    )
+    assert done.exit_code == 0, done.output
+    assert "8 scrapes" in json.loads(done.stdout)["metrics"]["reasons"][0]
+    done = monitor(project, "--metrics", address, "--json")
+    assert json.loads(done.stdout)["metrics"]["verdict"] == "not enough requests"
+
+
+def test_a_counter_that_is_no_number_is_said(project, tmp_path):
+    write_text(tmp_path / "metrics", 'vllm:spec_decode_num_drafts_total{engine="0"} NaN\n')
+    done = monitor(project, "--metrics", str(tmp_path / "metrics"), "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)["metrics"]
+    assert report["verdict"] == "not enough requests"
+    assert "no finite number" in report["notes"][0]
 
 
 def test_generate_appends_a_line_about_its_request(project, tmp_path):
@@ -167,7 +263,7 @@ def test_generate_appends_a_line_about_its_request(project, tmp_path):
     for _ in range(2):
         done = CliRunner().invoke(app, [*arguments, *options, "--root", str(project[0])])
         assert done.exit_code == 0, done.output
-    lines = read_telemetry(path)
+    lines = read_telemetry(path).requests
     data = json.loads(done.stdout)
     assert len(lines) == 2
     line = lines[1]

@@ -34,6 +34,7 @@ for command in (
     moves.prune,
     imports.import_draft,
     monitor.monitor,
+    monitor.clear_drift,
 ):
     app.command()(command)
 app.add_typer(evidence.app, name="evidence")

@@ -7,12 +7,14 @@ import json
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from benchmarks.live_service import (
     DIGEST,
     DOMAINS,
     MARGIN,
+    RATES,
     evaluation_record,
     monitor_config,
     stream,
@@ -48,15 +50,16 @@ def test_a_stationary_stream_raises_no_alarm():
 
 @pytest.mark.parametrize("begin", [0, 300], ids=["from the start", "in the middle"])
 def test_a_decayed_draft_is_found(begin):
-    found = verdicts(lambda seed: stream(600, seed, lost=lambda i: 0.1 * (i >= begin)))
+    found = verdicts(lambda seed: stream(900, seed, lost=lambda i: 0.1 * (i >= begin)))
     assert found["draft decay"] >= 0.95 * NUM_STREAMS
 
 
 def test_a_decay_names_its_numbers_and_the_detectors():
-    report = judged(stream(600, 1, lost=lambda i: 0.12 * (i >= 300)))
+    report = judged(stream(900, 1, lost=lambda i: 0.12 * (i >= 300)))
     pooled = next(entry for entry in report["strata"] if entry["domain"] == "all domains")
     assert pooled["decayed"]
     assert pooled["change"]["high"] < 0
+    assert pooled["earlier"]["high"] < 0
     assert pooled["signal"]["page_hinkley"] > 300
     assert any(f"{pooled['change']['survival']:.3f}" in reason for reason in report["reasons"])
     assert any("Page-Hinkley" in reason for reason in report["reasons"])
@@ -129,14 +132,16 @@ class TestShiftsAreNoDecay:
     @pytest.mark.parametrize("begin", [250, 400])
     def test_another_draft_length_of_the_engine(self, begin):
         found = verdicts(
-            lambda seed: stream(
-                800,
-                seed,
-                draft_length=lambda i: 1 if i < begin else 4,
-                lost=lambda i: 0.1 * (i >= begin),
-            )
+            lambda seed: stream(800, seed, draft_length=lambda i: 1 if i < begin else 4)
         )
         assert found == {"engine change": NUM_STREAMS}
+
+    def test_more_answers_that_copy_from_their_prompts(self):
+        def stream_with_copies(seed):
+            requests = stream(800, seed, draft_length=2)
+            return [*requests[:400], *(with_copies(r, 2 * r.rounds) for r in requests[400:])]
+
+        assert verdicts(stream_with_copies) == {"ok": NUM_STREAMS}
 
     def test_a_decay_beside_a_shift_is_still_decay(self):
         def domain(index):
@@ -146,6 +151,88 @@ class TestShiftsAreNoDecay:
             lambda seed: stream(800, seed, domain=domain, lost=lambda i: 0.13 * (i >= 400))
         )
         assert found["draft decay"] >= 0.8 * NUM_STREAMS
+
+
+def with_copies(request, num_copied):
+    """The request with further rounds whose drafts were copied from the text."""
+    lengths = (request.draft_lengths[0] + num_copied, *request.draft_lengths[1:])
+    return dataclasses.replace(request, rounds=sum(lengths), draft_lengths=lengths)
+
+
+def without_draft(request):
+    return dataclasses.replace(request, drafted=(), accepted=(), draft_lengths=(request.rounds,))
+
+
+def test_a_low_of_one_window_is_no_alarm_and_one_of_two_is():
+    def low_from_400(num_requests):
+        return lambda seed: stream(num_requests, seed, lost=lambda i: 0.12 * (i >= 400))
+
+    assert verdicts(low_from_400(600))["draft decay"] == 0
+    assert verdicts(low_from_400(800))["draft decay"] >= 0.9 * NUM_STREAMS
+
+
+class TestAdaptiveDraftLengths:
+    """An engine that drafts less because less is accepted must not hide why."""
+
+    def test_a_length_alone_moves_the_measured_first_position_by_less_than_the_margin(self):
+        rates = np.concatenate([*RATES.values()])
+        survival = {}
+        for length in (1, 8):
+            tokens_a_round = (rates[:, None] ** np.arange(length + 1)).sum(axis=1)
+            survival[length] = (rates / tokens_a_round).sum() / (1 / tokens_a_round).sum()
+        assert survival[1] == pytest.approx(0.2605, abs=5e-5)
+        assert survival[8] == pytest.approx(0.2546, abs=5e-5)
+        assert survival[1] - survival[8] < MARGIN / 2
+
+    @pytest.mark.parametrize("after", [1, 8])
+    def test_the_first_position_is_comparable_across_lengths(self, after):
+        found = verdicts(
+            lambda seed: stream(
+                900,
+                seed,
+                draft_length=lambda i: 4 if i < 400 else after,
+                lost=lambda i: 0.12 * (i >= 400),
+            )
+        )
+        assert found["draft decay"] >= 0.9 * NUM_STREAMS
+
+    def test_a_decay_comes_before_the_change_of_lengths_and_both_are_said(self):
+        report = judged(
+            stream(
+                900,
+                3,
+                draft_length=lambda i: 4 if i < 400 else 1,
+                lost=lambda i: 0.15 * (i >= 400),
+            )
+        )
+        assert report["verdict"] == "draft decay"
+        assert any(
+            "draft lengths changed from 1 0%, 4 100%" in reason for reason in report["reasons"]
+        )
+
+    def test_answers_without_the_draft_are_a_finding_of_their_own(self):
+        requests = stream(800, 5)
+        idle = [without_draft(r) if i >= 400 and i % 10 < 6 else r for i, r in enumerate(requests)]
+        report = judged(idle)
+        assert report["verdict"] == "engine change"
+        assert "drafted 40%, nothing drafted 60% among the newest" in report["reasons"][0]
+        assert report["left_out"]["nothing drafted"] == 240
+        assert judged(reversed_times(idle))["verdict"] == "ok"
+
+    def test_an_engine_that_stopped_drafting_is_seen_where_nothing_can_be_judged(self):
+        requests = stream(300, 5)
+        report = judged([*requests[:90], *map(without_draft, requests[90:])])
+        assert report["verdict"] == "engine change"
+        assert report["strata"] == []
+
+
+def reversed_times(requests):
+    """The same requests, the last one first."""
+    times = [request.time_utc for request in requests]
+    return [
+        dataclasses.replace(request, time_utc=time)
+        for request, time in zip(reversed(requests), times, strict=True)
+    ]
 
 
 def test_unlabelled_requests_below_every_registered_rate_are_decay():
@@ -265,8 +352,6 @@ class TestDetectors:
         assert not signal_of_drop(risen, [0.0] * 100, **options).is_given
 
     def test_noise_ignores_where_the_level_moves(self):
-        import numpy as np
-
         steps = np.random.default_rng(0).normal(0, 0.1, 2000)
         moved = steps + 5.0 * (np.arange(2000) >= 1000)
         assert noise(moved) == pytest.approx(0.1, rel=0.6)

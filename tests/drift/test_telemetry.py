@@ -11,7 +11,8 @@ import pytest
 from benchmarks.live_service import stream
 from draftsmith.decoding import SamplingParams
 from draftsmith.decoding.trace import Trace
-from draftsmith.drift.telemetry import append_telemetry, describe_request, read_telemetry
+from draftsmith.drift.telemetry import append_telemetry, describe_request
+from draftsmith.drift.telemetry_reading import read_telemetry
 from draftsmith.errors import ArtifactError
 from tests.full_disk import files_up_to
 
@@ -53,7 +54,7 @@ def test_what_is_appended_is_what_is_read(tmp_path):
     path = tmp_path / "new" / "telemetry.jsonl"
     for request in requests:
         append_telemetry(path, request)
-    assert read_telemetry(path) == requests
+    assert read_telemetry(path).requests == requests
     assert len(path.read_text().splitlines()) == 5
 
 
@@ -80,7 +81,7 @@ def test_an_answer_without_drafts_has_a_line_too(tmp_path):
     trace = trace_of((0, 0, 1, False), (0, 0, 1, False))
     path = tmp_path / "telemetry.jsonl"
     append_telemetry(path, describe(trace, SamplingParams(max_new_tokens=8)))
-    assert read_telemetry(path)[0].drafted == ()
+    assert read_telemetry(path).requests[0].drafted == ()
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_a_missing_key_is_named(tmp_path, request_line, key):
 
 
 @pytest.mark.parametrize("text", ["[]\n", "{\n", "3\n", '{"a": 1} {"b": 2}\n'])
-def test_a_line_that_is_no_object_is_an_error(tmp_path, text):
+def test_a_file_without_any_line_of_telemetry_is_an_error(tmp_path, text):
     path = tmp_path / "telemetry.jsonl"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ArtifactError, match="telemetry.jsonl:1"):
@@ -135,13 +136,56 @@ def test_a_last_line_that_is_being_written_is_left_out_and_stays_apart(tmp_path)
     whole = path.read_bytes()
     for length in range(1, len(whole) - 1):
         path.write_bytes(whole + whole[:length])
-        assert read_telemetry(path) == [first]
+        found = read_telemetry(path)
+        assert (found.requests, found.torn) == ([first], [])
     append_telemetry(path, second)
-    with pytest.raises(ArtifactError, match="telemetry.jsonl:2"):
+    found = read_telemetry(path)
+    assert (found.requests, found.torn) == ([first, second], [2])
+
+
+def test_a_line_that_was_torn_hides_none_of_the_others(tmp_path, request_line):
+    path = write(tmp_path / "telemetry.jsonl", *[request_line] * 40)
+    whole = path.read_bytes()
+    line = whole.splitlines(keepends=True)[0]
+    path.write_bytes(line[:30] + b"\n" + whole + b"\0" * 50 + b"\n" + line[30:] + whole)
+    found = read_telemetry(path)
+    assert (len(found.requests), found.torn) == (80, [1, 42, 43])
+
+
+@pytest.mark.parametrize(("num_torn", "is_refused"), [(5, False), (6, True)])
+def test_more_than_a_handful_of_torn_lines_is_an_error(
+    tmp_path, request_line, num_torn, is_refused
+):
+    path = write(tmp_path / "telemetry.jsonl", *[request_line] * 99)
+    path.write_bytes(b"{\n" * num_torn + path.read_bytes())
+    if is_refused:
+        with pytest.raises(ArtifactError, match="telemetry.jsonl:1: found 6 of 105 lines"):
+            read_telemetry(path)
+    else:
+        assert len(read_telemetry(path).torn) == num_torn
+
+
+def test_torn_lines_up_to_one_in_a_hundred_are_passed_over(tmp_path, request_line):
+    path = write(tmp_path / "telemetry.jsonl", *[request_line] * 990)
+    path.write_bytes(b"{\n" * 10 + path.read_bytes())
+    assert len(read_telemetry(path).torn) == 10
+    path.write_bytes(b"{\n" + path.read_bytes())
+    with pytest.raises(ArtifactError, match="at most 10 torn lines"):
         read_telemetry(path)
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + lines[2])
-    assert read_telemetry(path) == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ((9, 4), 1),
+        ((9, 2, 2), 2),
+        ((0, 5, 3), 1),
+        ((7,), 0),
+    ],
+)
+def test_copied_rounds_do_not_count_for_the_usual_draft_length(lengths, expected):
+    (request,) = stream(1, 0)
+    assert dataclasses.replace(request, draft_lengths=lengths).usual_draft_length == expected
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path):
@@ -153,7 +197,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path):
         append_telemetry(path, second)
     assert path.read_bytes() == whole
     append_telemetry(path, second)
-    assert read_telemetry(path) == [first, second]
+    assert read_telemetry(path).requests == [first, second]
 
 
 def test_a_missing_file_says_where_telemetry_comes_from(tmp_path):
@@ -178,5 +222,5 @@ def test_processes_that_append_at_once_keep_every_line_whole(tmp_path, monkeypat
         subprocess.Popen([sys.executable, "-c", CHILD, str(path), str(seed)]) for seed in (0, 1)
     ]
     assert [child.wait(60) for child in children] == [0, 0]
-    found = {(r.time_utc, r.committed, r.drafted) for r in read_telemetry(path)}
+    found = {(r.time_utc, r.committed, r.drafted) for r in read_telemetry(path).requests}
     assert found == {(r.time_utc, r.committed, r.drafted) for s in (0, 1) for r in stream(100, s)}

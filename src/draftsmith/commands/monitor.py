@@ -1,16 +1,18 @@
-"""The command that watches a served pair: telemetry and metrics against what was registered."""
+"""Commands that watch a served pair: what was registered against telemetry and metrics."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from draftsmith.artifacts import write_text
 from draftsmith.commands.common import (
     EXIT_BLOCKED,
     HERE,
@@ -21,9 +23,14 @@ from draftsmith.commands.common import (
     write_json,
 )
 from draftsmith.config import load_section
+from draftsmith.drift.export import exposition
 from draftsmith.drift.settings import DriftConfig, MonitorConfig
+from draftsmith.drift.telemetry_reading import Telemetry, read_telemetry
 from draftsmith.errors import ConfigError
 from draftsmith.registry.records import CHAMPIONS, recorded
+
+if TYPE_CHECKING:
+    from draftsmith.drift.exposition import Snapshot
 
 _DECAY = "draft decay"
 _MAX_TAG_CHARACTERS = 2000
@@ -37,7 +44,12 @@ def monitor(  # noqa: PLR0913  one option a question
     *,
     metrics: Annotated[
         list[str] | None,
-        typer.Option(help="Prometheus text of vLLM or SGLang: URL or file; repeat, oldest first."),
+        typer.Option(help="Prometheus text of vLLM or SGLang: files, oldest first, then a URL."),
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="How often to scrape the URL.")] = 1,
+    every: Annotated[float, typer.Option(min=0, help="Seconds between two scrapes.")] = 60.0,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the telemetry's counters as Prometheus text.")
     ] = None,
     version: Annotated[
         str, typer.Option(help="Version or @alias that serves the traffic.")
@@ -50,11 +62,13 @@ def monitor(  # noqa: PLR0913  one option a question
     """Compare live acceptance with the registered one: has the served draft decayed?"""
     from draftsmith.drift.live import VERDICTS  # noqa: PLC0415  scipy and river are slow to import
 
-    _require_input(files, metrics)
+    _require_input(files or [], metrics or [], count, export)
     store = open_store(root)
     pair = store.resolve(version).pair
     store.fetch(pair, root / CHAMPIONS)
-    reports = _reports(root, dataclasses.asdict(pair), files or [], metrics or [])
+    telemetry = _read(files or [], export)
+    snapshots = _scraped(metrics or [], count, every, pair.pair_digest)
+    reports = _reports(root, dataclasses.asdict(pair), telemetry, snapshots)
     verdict = max((report["verdict"] for report in reports.values()), key=VERDICTS.index)
     tagged = verdict == _DECAY and tag
     if tagged:
@@ -75,24 +89,87 @@ def monitor(  # noqa: PLR0913  one option a question
         raise typer.Exit(EXIT_BLOCKED)
 
 
-def _require_input(files: list[Path] | None, metrics: list[str] | None) -> None:
-    if not files and not metrics:
+@reported
+def clear_drift(
+    reference: Annotated[str, typer.Argument(help="Version or @alias.")] = "@champion",
+    *,
+    reason: Annotated[str, typer.Option(help="Why the alarm is none; recorded.")],
+    root: Root = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Take the live-drift tag off a version whose alarm was looked into and found to be none."""
+    if not reason.strip():
         raise ConfigError(
-            "choosing what to monitor",
-            found="neither telemetry files nor --metrics",
-            expected="at least one of them",
-            remedy="pass files that `draftsmith generate --telemetry` writes, or --metrics URL",
+            "clearing live drift",
+            found="an empty --reason",
+            expected="why the alarm is none",
+            remedy="say it: it stays with the version",
         )
+    store = open_store(root)
+    version = store.resolve(reference).pair.version
+    store.clear_live_drift(version, reason)
+    if as_json:
+        write_json({"version": version, "reason": reason})
+    else:
+        typer.echo(f"Version {version} carries no live-drift tag any more.")
+
+
+def _require_input(
+    files: Sequence[Path], metrics: Sequence[str], count: int, export: Path | None
+) -> None:
+    """Refuse input that would be judged as something that it is not."""
+    from draftsmith.drift.exposition import is_address  # noqa: PLC0415  numpy is slow to import
+
+    names = [*map(str, files), *metrics]
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    has_address = bool(metrics) and is_address(metrics[-1])
+    found, expected, remedy = "", "", "see docs/monitoring.md"
+    if not names:
+        found, expected = "neither telemetry files nor --metrics", "at least one of them"
+        remedy = "pass files that `draftsmith generate --telemetry` writes, or --metrics URL"
+    elif twice is not None:
+        found, expected = f"{twice} twice", "every source once"
+        remedy = "to scrape a URL again and again, pass it once with --count and --every"
+    elif any(map(is_address, metrics[:-1])):
+        found, expected = "a URL before another source", "files, oldest first, then one URL"
+        remedy = "a URL shows what is counted now: name it last, and one server in a call"
+    elif count > 1 and not has_address:
+        found, expected = f"--count {count} without a URL", "--metrics URL"
+    elif export is not None and not files:
+        found, expected = "--export without telemetry files", "the files to count"
+    if found:
+        raise ConfigError("choosing what to monitor", found=found, expected=expected, remedy=remedy)
+
+
+def _scraped(sources: Sequence[str], count: int, every: float, pair_digest: str) -> list[Snapshot]:
+    """A snapshot of each source, and `count` of the last, `every` seconds apart."""
+    from draftsmith.drift.exposition import scrape  # noqa: PLC0415  numpy is slow to import
+
+    snapshots = [scrape(source, pair_digest=pair_digest) for source in sources]
+    for _ in range(count - 1):
+        time.sleep(every)
+        snapshots.append(scrape(sources[-1], pair_digest=pair_digest))
+    return snapshots
+
+
+def _read(files: Sequence[Path], export: Path | None) -> dict[Path, Telemetry]:
+    """The telemetry of each file; its counters are written to `export`."""
+    read = {file: read_telemetry(file) for file in files}
+    if export is not None:
+        write_text(export, exposition(r for found in read.values() for r in found.requests))
+    return read
 
 
 def _reports(
-    root: Path, pair: Mapping[str, Any], files: Sequence[Path], sources: Sequence[str]
+    root: Path,
+    pair: Mapping[str, Any],
+    telemetry: Mapping[Path, Telemetry],
+    snapshots: Sequence[Snapshot],
 ) -> dict[str, dict[str, Any]]:
     """What telemetry and metrics say, as far as they are given."""
     from draftsmith.drift.live import judge_live  # noqa: PLC0415  scipy and river are slow to import
     from draftsmith.drift.live_reference import registered_rates  # noqa: PLC0415
-    from draftsmith.drift.prometheus import judge_metrics, scrape  # noqa: PLC0415
-    from draftsmith.drift.telemetry import read_telemetry  # noqa: PLC0415
+    from draftsmith.drift.prometheus import judge_metrics  # noqa: PLC0415
 
     path = root / "build" / "config.yaml"
     config = load_section(path, "monitor", MonitorConfig)
@@ -100,13 +177,19 @@ def _reports(
     evidence = recorded(pair, root=root / CHAMPIONS)
     rates = registered_rates(evidence.record if evidence else {})
     reports = {}
-    if files:
-        requests = [request for file in files for request in read_telemetry(file)]
-        reports["telemetry"] = judge_live(
+    if telemetry:
+        requests = [request for found in telemetry.values() for request in found.requests]
+        report = judge_live(
             requests, rates, pair_digest=pair["pair_digest"], config=config, margin=margin
         )
-    if sources:
-        snapshots = [scrape(source) for source in sources]
+        torn = {str(file): found.torn for file, found in telemetry.items() if found.torn}
+        report["torn_lines"] = torn
+        report["notes"] += [
+            f"{file}: {len(lines)} torn lines are left out, the first is {lines[0]}."
+            for file, lines in torn.items()
+        ]
+        reports["telemetry"] = report
+    if snapshots:
         reports["metrics"] = judge_metrics(snapshots, rates, config=config, margin=margin)
     return reports
 

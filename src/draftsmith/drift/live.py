@@ -2,9 +2,11 @@
 
 Requests are judged by stratum, that is by temperature and domain, each against the rate that was
 registered for it. Decay needs three things: a sequential detector signalled a drop, the newest
-requests lie below the registered rate beyond chance, and by more than the margin. Only requests
-like the usual ones count: other prompt lengths are weighed out, and a request whose domain nobody
-named is held against the lowest registered rate, below which no mix of those domains falls. Pure.
+requests lie below the registered rate beyond chance and by more than the margin, and so do as many
+requests just before them. The last makes a verdict that is asked for again and again err seldom.
+Only requests like the usual ones count: other prompt lengths are weighed out, and a request whose
+domain nobody named is held against the lowest registered rate, below which no mix of those domains
+falls. Pure.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from draftsmith.drift.live_strata import Judged, judge_stratum, sorted_out, stra
 from draftsmith.drift.live_wording import (
     decay_sentence,
     harder_mixes,
+    idle_reasons,
     notes_of,
     quiet_reason,
     shift_reasons,
@@ -62,13 +65,15 @@ def judge_live(
         as figures. Plain values.
     """
     ordered = sorted(requests, key=lambda request: request.moment)
-    kept, left_out = sorted_out(ordered, rates, pair_digest)
+    known, left_out = sorted_out(ordered, rates, pair_digest)
+    kept = [request for request in known if request.has_drafted]
+    left_out[traffic.NOTHING_DRAFTED] = len(known) - len(kept)
     strata = [s for s in strata_of(kept, rates) if windows(s.requests, config)]
     judged = [judge_stratum(s, rates[s.temperature], config, margin) for s in strata]
     figures, reasons = _verdicts(judged, config, margin)
-    shifts = _shifts(kept, config)
+    shifts = _shifts(known, kept, config)
     reasons |= {
-        "engine change": shift_reasons(shifts, ["draft length"]),
+        "engine change": shift_reasons(shifts, ["draft length"]) + idle_reasons(shifts),
         "traffic shift": shift_reasons(shifts, ["domain", "prompt length"])
         + harder_mixes(judged, config, margin),
     }
@@ -92,8 +97,9 @@ def _verdicts(
     judged: Sequence[Judged], config: MonitorConfig, margin: float
 ) -> tuple[list[dict[str, Any]], dict[Verdict, list[str]]]:
     """The figures of each stratum, and a sentence for each that decayed."""
-    changes = [item.change for item in judged if item.change is not None]
-    adjusted = iter(holm([change.p_value for change in changes]))
+    # Both windows must show it, so the larger p value counts.
+    p_values = [max(c.p_value for c in item.changes) for item in judged if item.changes]
+    adjusted = iter(holm(p_values))
     level = 1 - config.confidence
     figures, sentences = [], []
     for item in judged:
@@ -103,44 +109,46 @@ def _verdicts(
             "num_requests": len(item.stratum.requests),
             "signal": asdict(item.signal),
             "change": None,
+            "earlier": None,
             "decayed": False,
         }
-        if item.change is not None:
+        if item.change is not None and item.earlier is not None:
             p_adjusted = next(adjusted)
-            drop = detectable_drop(item.change, margin=margin, level=level / len(changes))
-            is_low = p_adjusted < level and item.change.change < -margin
+            drop = detectable_drop(item.change, margin=margin, level=level / len(p_values))
+            is_low = p_adjusted < level and all(c.change < -margin for c in item.changes)
             entry |= {
                 "change": asdict(item.change),
+                "earlier": asdict(item.earlier),
                 "p_adjusted": p_adjusted,
                 "detectable_drop": drop,
                 "decayed": is_low and item.signal.is_given,
             }
-        if entry["decayed"] and item.change is not None:
-            sentences.append(decay_sentence(item.stratum, item.change, item.signal, config))
+        if entry["decayed"]:
+            sentences.append(decay_sentence(item, config))
         figures.append(entry)
     return figures, {"draft decay": sentences}
 
 
-def _shifts(requests: Sequence[ServedRequest], config: MonitorConfig) -> dict[str, traffic.Shift]:
-    """Oldest against newest requests; empty when there are too few for two windows."""
-    if not (sides := windows(requests, config)):
-        return {}
-    old, new = sides
-    level = config.confidence
-    return {
-        "domain": traffic.mix_shift(
-            traffic.domains(old), traffic.domains(new), confidence=level, size=config.traffic_shift
-        ),
-        "prompt length": traffic.rank_shift(
-            traffic.prompt_lengths(old),
-            traffic.prompt_lengths(new),
-            confidence=level,
-            size=config.traffic_shift,
-        ),
-        "draft length": traffic.mix_shift(
-            traffic.draft_lengths(old),
-            traffic.draft_lengths(new),
+def _shifts(
+    known: Sequence[ServedRequest], kept: Sequence[ServedRequest], config: MonitorConfig
+) -> dict[str, traffic.Shift]:
+    """Oldest against newest of all requests, and of those that drafted; none where too few."""
+    level, shifts = config.confidence, {}
+    if sides := windows(known, config):
+        old, new = sides
+        options = {"confidence": level, "size": config.traffic_shift}
+        lengths = [traffic.prompt_lengths(side) for side in sides]
+        shifts["domain"] = traffic.mix_shift(*map(traffic.domains, sides), **options)
+        shifts["prompt length"] = traffic.rank_shift(*lengths, **options)
+        shifts["idle draft"] = traffic.rise(
+            traffic.NOTHING_DRAFTED,
+            traffic.drafting(old),
+            traffic.drafting(new),
             confidence=level,
             size=config.engine_shift,
-        ),
-    }
+        )
+    if sides := windows(kept, config):
+        shifts["draft length"] = traffic.mix_shift(
+            *map(traffic.draft_lengths, sides), confidence=level, size=config.engine_shift
+        )
+    return shifts

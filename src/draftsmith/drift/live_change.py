@@ -116,15 +116,14 @@ def comparable(
 ) -> tuple[list[ServedRequest], Vector] | None:
     """The newest requests, weighted so that they are like the oldest ones.
 
-    Every old request spreads one unit of weight over the new ones that have its draft length and
-    about its prompt length. So neither longer prompts nor another draft length of the engine looks
-    like a worse draft.
+    Every old request spreads one unit of weight over the new ones that have about its prompt
+    length, so longer prompts do not look like a worse draft. Draft lengths need not agree: the
+    first position is drafted and judged before the later ones, whatever their number.
 
     Returns:
         The new requests that any old one is like, and their weights; None where too few are.
     """
     is_alike = np.abs(np.subtract.outer(_log_length(oldest), _log_length(newest))) <= _REACH
-    is_alike &= np.equal.outer(_draft_lengths(oldest), _draft_lengths(newest))
     num_alike = is_alike.sum(axis=1)
     is_met = num_alike >= _FEWEST_ALIKE
     if is_met.mean() < _SHARE_MET:
@@ -138,10 +137,6 @@ def comparable(
 
 def _log_length(requests: Sequence[ServedRequest]) -> Vector:
     return np.log([request.prompt_tokens + _SHORT_PROMPT for request in requests])
-
-
-def _draft_lengths(requests: Sequence[ServedRequest]) -> NDArray[np.int_]:
-    return np.array([request.usual_draft_length for request in requests])
 
 
 def levels_of(

@@ -8,7 +8,8 @@ position, alpha over all positions of a response, survival over those at which r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,8 +90,9 @@ def _at(record: Mapping[str, Any], temperature: str) -> Registered | None:
     positions = record.get("positions", {}).get(temperature)
     alpha = record["alpha"][temperature]
     estimate = positions[0]["survival"] if positions else alpha
+    deviations = _deviations(record, temperature)
     levels = {
-        domain: _level(part)
+        domain: _level(part, deviations.get(domain, ()))
         for domain, part in estimate.get("by_domain", {}).items()
         if part["num_prompts"] >= _FEWEST_PROMPTS
     }
@@ -100,16 +102,22 @@ def _at(record: Mapping[str, Any], temperature: str) -> Registered | None:
         levels=levels,
         pooled=_level(estimate),
         num_rounds=int(record["position_counts"][temperature][0]) if positions else 0,
-        deviations=_deviations(record, temperature),
+        deviations=deviations,
         is_alpha=not positions,
     )
 
 
-def _level(estimate: Mapping[str, Any]) -> Level:
+def _level(estimate: Mapping[str, Any], deviations: Sequence[float] = ()) -> Level:
+    """A rate; its error is no smaller than the spread of the eval prompts' alphas lets it be.
+
+    A dozen decoded prompts that happen to be alike would otherwise pass for certainty.
+    """
     count = int(estimate["num_prompts"])
     # A bootstrap over n prompts divides by n where the unbiased error divides by n - 1.
     error = (estimate["high"] - estimate["low"]) / _INTERVAL_WIDTH * math.sqrt(count / (count - 1))
-    return Level(float(estimate["mean"]), max(error, _MIN_ERROR), count)
+    spread = statistics.stdev(deviations) if len(deviations) >= _FEWEST_PROMPTS else 0.0
+    least = max(_MIN_ERROR, spread / math.sqrt(count))
+    return Level(float(estimate["mean"]), max(error, least), count)
 
 
 def _deviations(record: Mapping[str, Any], temperature: str) -> dict[str, tuple[float, ...]]:

@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from draftsmith.drift import traffic
 from draftsmith.drift.detectors import Signal, signal_of_drop
 from draftsmith.drift.live_change import (
     Change,
+    Vector,
     change_of,
     comparable,
     first_position,
@@ -23,7 +25,7 @@ from draftsmith.drift.settings import MonitorConfig, temperature_key
 from draftsmith.drift.telemetry import ServedRequest
 
 ALL_DOMAINS = "all domains"
-OTHER_PAIR, NO_REFERENCE, NOTHING_DRAFTED = "other pair", "no reference", "nothing drafted"
+OTHER_PAIR, NO_REFERENCE = "other pair", "no reference"
 
 
 @dataclass(frozen=True)
@@ -54,28 +56,34 @@ class Judged:
     """A stratum with what was found; without changes where its requests are not comparable.
 
     Attributes:
-        change: Against the rates of the requests' domains, the lowest one for a domain not known.
-        mean_change: Against the rate over all domains, where no domain is known.
+        change: Of the newest requests against the rates of their domains, the lowest one for a
+            domain not known.
+        earlier: The same of as many requests just before them.
+        mean_change: Of the newest against the rate over all domains, where no domain is known.
     """
 
     stratum: Stratum
     signal: Signal
     change: Change | None = None
+    earlier: Change | None = None
     mean_change: Change | None = None
+
+    @property
+    def changes(self) -> list[Change]:
+        """What must all show a decay; empty where the requests are not comparable."""
+        return [change for change in (self.change, self.earlier) if change is not None]
 
 
 def sorted_out(
     requests: Sequence[ServedRequest], rates: Mapping[str, Registered], pair_digest: str
 ) -> tuple[list[ServedRequest], dict[str, int]]:
-    """Requests that can be judged, and how many cannot, by reason."""
-    kept, left_out = [], Counter({OTHER_PAIR: 0, NO_REFERENCE: 0, NOTHING_DRAFTED: 0})
+    """Requests of the pair at a registered temperature, and how many are not, by reason."""
+    kept, left_out = [], Counter({OTHER_PAIR: 0, NO_REFERENCE: 0})
     for request in requests:
         if request.pair_digest != pair_digest:
             left_out[OTHER_PAIR] += 1
         elif request.shaped_by or temperature_key(request.temperature) not in rates:
             left_out[NO_REFERENCE] += 1
-        elif not request.drafted or request.drafted[0] == 0:
-            left_out[NOTHING_DRAFTED] += 1
         else:
             kept.append(request)
     return kept, dict(left_out)
@@ -104,7 +112,7 @@ def strata_of(requests: Sequence[ServedRequest], rates: Mapping[str, Registered]
 def windows(
     requests: Sequence[ServedRequest], config: MonitorConfig
 ) -> list[Sequence[ServedRequest]]:
-    """The oldest and the newest requests, none in both; empty when there are too few."""
+    """The oldest requests, and the newest, none in both; empty when there are too few."""
     span = min(config.window, len(requests) // 2)
     return [requests[:span], requests[-span:]] if span >= config.min_requests else []
 
@@ -126,16 +134,28 @@ def judge_stratum(
     )
     oldest, newest = windows(requests, config)
     chosen = comparable(newest, oldest)
-    if chosen is None:
+    chosen_before = comparable(requests[-2 * len(newest) : -len(newest)], oldest)
+    if chosen is None or chosen_before is None:
         return Judged(stratum, signal)
-    kept, weights = chosen
-    known = levels_of(kept, registered.levels, otherwise=registered.lowest)
-    change = change_of(kept, known, weights, confidence=config.confidence)
+    judged = Judged(
+        stratum,
+        signal,
+        change=_against_domains(*chosen, registered, config.confidence),
+        earlier=_against_domains(*chosen_before, registered, config.confidence),
+    )
     if is_known:
-        return Judged(stratum, signal, change)
+        return judged
+    kept, weights = chosen
     overall = [registered.pooled] * len(kept)
     mean_change = change_of(kept, overall, weights, confidence=config.confidence)
-    return Judged(stratum, signal, change, mean_change)
+    return dataclasses.replace(judged, mean_change=mean_change)
+
+
+def _against_domains(
+    requests: Sequence[ServedRequest], weights: Vector, registered: Registered, confidence: float
+) -> Change:
+    known = levels_of(requests, registered.levels, otherwise=registered.lowest)
+    return change_of(requests, known, weights, confidence=confidence)
 
 
 def _baseline(domain: str, registered: Registered) -> list[float]:

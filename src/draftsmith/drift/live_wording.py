@@ -6,22 +6,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from draftsmith.drift import traffic
-from draftsmith.drift.detectors import Signal
-from draftsmith.drift.live_change import Change
 from draftsmith.drift.live_reference import Registered
 from draftsmith.drift.live_strata import (
     NO_REFERENCE,
-    NOTHING_DRAFTED,
     OTHER_PAIR,
     Judged,
-    Stratum,
 )
 from draftsmith.drift.settings import MonitorConfig, temperature_key
 from draftsmith.drift.telemetry import ServedRequest
 
 
-def decay_sentence(stratum: Stratum, change: Change, signal: Signal, config: MonitorConfig) -> str:
+def decay_sentence(judged: Judged, config: MonitorConfig) -> str:
     """Where and how far a stratum fell, and who signalled it."""
+    stratum, signal, (change, earlier) = judged.stratum, judged.signal, judged.changes
     signals = [
         f"{name} from request {index + 1}"
         for name, index in (("Page-Hinkley", signal.page_hinkley), ("ADWIN", signal.adwin))
@@ -32,8 +29,8 @@ def decay_sentence(stratum: Stratum, change: Change, signal: Signal, config: Mon
         f"At {stratum.name}, first-position survival of the newest {change.num_requests} requests "
         f"is {change.survival:.3f} against {against} {change.registered:.3f}, a change of "
         f"{change.change:+.3f} ({config.confidence:.0%} interval {change.low:+.3f} to "
-        f"{change.high:+.3f}); signalled by {' and by '.join(signals)} of "
-        f"{len(stratum.requests)}."
+        f"{change.high:+.3f}), and it was {earlier.survival:.3f} for the {earlier.num_requests} "
+        f"before them; signalled by {' and by '.join(signals)} of {len(stratum.requests)}."
     )
 
 
@@ -44,6 +41,19 @@ def shift_reasons(shifts: Mapping[str, traffic.Shift], names: Sequence[str]) -> 
         f"newest requests (size {shift.size:.2f}, p {shift.p_value:.2g})."
         for name in names
         if (shift := shifts.get(name)) is not None and shift.found
+    ]
+
+
+def idle_reasons(shifts: Mapping[str, traffic.Shift]) -> list[str]:
+    """A sentence where more requests than before were answered without the draft."""
+    shift = shifts.get("idle draft")
+    if shift is None or not shift.found:
+        return []
+    return [
+        f"More requests are answered without the draft: {shift.before} among the oldest, "
+        f"{shift.after} among the newest (size {shift.size:.2f}, p {shift.p_value:.2g}). The "
+        "engine stopped drafting, or copies took its place; such requests do not show how good "
+        "the draft is."
     ]
 
 
@@ -81,7 +91,7 @@ def notes_of(
     causes = {
         OTHER_PAIR: "belong to another pair",
         NO_REFERENCE: f"were not sampled at temperature {' or '.join(sorted(rates))} alone",
-        NOTHING_DRAFTED: "were answered without drafts",
+        traffic.NOTHING_DRAFTED: "were answered without drafts",
     }
     notes = [
         f"{left_out[cause]} requests {words} and are left out."
@@ -89,8 +99,8 @@ def notes_of(
         if left_out[cause]
     ]
     notes += [
-        f"At {item.stratum.name}, too few of the newest requests resemble the oldest in prompt and "
-        "draft length, so decay cannot be told from the change of traffic or engine."
+        f"At {item.stratum.name}, too few of the newest requests resemble the oldest in prompt "
+        "length, so decay cannot be told from the change of traffic."
         for item in judged
         if item.change is None
     ]

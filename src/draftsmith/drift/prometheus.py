@@ -1,4 +1,4 @@
-"""Speculation counters of other servers: vLLM's counters and SGLang's gauges, as Prometheus text.
+"""Speculation counters of other servers, judged: vLLM's and our export's, and SGLang's gauges.
 
 Aggregates know neither requests nor domains, so the test is coarse: first-position acceptance of a
 window is held against the LOWEST registered rate, below which no mix of domains falls, and its
@@ -7,101 +7,26 @@ binomial error is widened by what rounds of one request have in common among the
 
 from __future__ import annotations
 
+import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from draftsmith.drift.live import Verdict
+from draftsmith.drift.counters import DRAFT_TOKENS, FIRST_ACCEPTED, ROUNDS, counted
+from draftsmith.drift.exposition import Snapshot
+from draftsmith.drift.live import VERDICTS, Verdict
 from draftsmith.drift.live_reference import Level, Registered
 from draftsmith.drift.settings import MonitorConfig
 from draftsmith.errors import EvidenceError
 
-_DRAFTS = "vllm:spec_decode_num_drafts_total"
-_DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
-_ACCEPTED_BY_POSITION = (
-    "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-    "vllm:spec_decode_num_accepted_tokens_per_pos",
-)
-_ACCEPT_LENGTH = "sglang:spec_accept_length"
-_MODEL = "model_name"
-_KNOWN = (_DRAFTS, _DRAFT_TOKENS, *_ACCEPTED_BY_POSITION, _ACCEPT_LENGTH)
-
-_SAMPLE = re.compile(
-    r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?"
-)
-_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"\s*(?:,|$)')
 _ROUNDS_A_REQUEST = 20  # what a request has at least, as a rule: rounds stand in for requests
 _DRAFT_LENGTH_STEP = 0.5
 _FEWEST_SCRAPES = 8
-_TIMEOUT_S = 10.0
 
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What one scrape says about speculation.
-
-    Attributes:
-        rounds: Rounds that drafted, since the server started; None where it does not count them.
-        draft_tokens: Tokens drafted in them.
-        accepted: Rounds that accepted position 0, 1, ...
-        accept_length: Mean tokens a round as a gauge; None where there is none, or it is idle.
-    """
-
-    rounds: float | None
-    draft_tokens: float
-    accepted: tuple[float, ...]
-    accept_length: float | None
-
-
-def scrape(source: str) -> Snapshot:
-    """The snapshot that a file or an http(s) address holds.
-
-    Raises:
-        EvidenceError: It cannot be read, or is no exposition of one speculating model.
-    """
-    shown = re.sub(r"://[^/@\s]+@", "://", source)
-    is_address = source.startswith(("http://", "https://"))
-    return parse_metrics(_fetch(source, shown) if is_address else _read(source), shown)
-
-
-def parse_metrics(text: str, source: str) -> Snapshot:
-    """Read a text exposition; every line must be one, samples of other metrics are left out.
-
-    Args:
-        text: The exposition.
-        source: Its name, for messages.
-
-    Raises:
-        EvidenceError: A line is malformed, nothing is about speculation, or two models are mixed.
-    """
-    values: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip() and not line.lstrip().startswith("#"):
-            name, labels, value = _sample(line.strip(), f"{source}:{number}")
-            if name in _KNOWN:
-                if name in _ACCEPTED_BY_POSITION and not labels.get("position", "").isdecimal():
-                    raise _malformed(f"{source}:{number}", line)
-                values.setdefault(name, []).append((labels, value))
-    _require_one_model(values, source)
-    accepted: dict[int, float] = {}
-    for name in _ACCEPTED_BY_POSITION:
-        for labels, value in values.get(name, []):
-            place = int(labels["position"])
-            accepted[place] = accepted.get(place, 0.0) + value
-    # An idle SGLang worker shows 0; other ranks of one server show the same rounds again.
-    lengths = [value for _, value in values.get(_ACCEPT_LENGTH, []) if value > 0]
-    return Snapshot(
-        rounds=sum(v for _, v in values[_DRAFTS]) if _DRAFTS in values else None,
-        draft_tokens=sum(v for _, v in values.get(_DRAFT_TOKENS, [])),
-        accepted=tuple(accepted.get(place, 0.0) for place in range(max(accepted, default=-1) + 1)),
-        accept_length=float(np.mean(lengths)) if lengths else None,
-    )
+Window = Mapping[str, float]
 
 
 def judge_metrics(
@@ -113,107 +38,83 @@ def judge_metrics(
 ) -> dict[str, Any]:
     """The verdict on scrapes of one server, oldest first.
 
-    Counters: the window between the first and the last scrape, or all since the start of the
-    server where there is one scrape. Gauges: each scrape is one observation, and only the bound
-    that holds for every draft length is tested: survival of position 0 is at most the accept
-    length minus one.
+    Counters: what was counted from the first scrape to the last, over restarts, or all since the
+    start of the server where there is one scrape. Gauges: each scrape that shows another value is
+    one observation, and only the bound that holds for every draft length is tested: survival of
+    position 0 is at most the accept length minus one.
 
     Returns:
-        `verdict` and `reasons` in words, and the figures behind them.
+        `verdict`, `reasons` and `notes` in words, and the figures behind them.
+
+    Raises:
+        EvidenceError: The counts contradict each other.
     """
-    registered = min(rates.values(), key=lambda r: r.levels[r.lowest].survival)
-    if snapshots[-1].rounds is None:
-        return _judge_gauge(snapshots, registered, config, margin)
-    first = snapshots[0]
-    window, has_restarted = _between(first, snapshots[-1]) if len(snapshots) > 1 else (first, False)
-    notes = ["A counter fell between the scrapes: only what came after the restart counts."]
-    report = _judge_counters(window, registered, config, margin)
-    if len(snapshots) > 1 and not has_restarted:
-        report |= _engine_change(first, window, config)
-    return report | {"notes": notes if has_restarted else []}
-
-
-def _sample(line: str, where: str) -> tuple[str, dict[str, str], float]:
-    match = _SAMPLE.fullmatch(line)
-    try:
-        if match is None:
-            raise ValueError(line)
-        labels = _labels(match["labels"] or "")
-        return match["name"], labels, float(match["value"])
-    except ValueError:
-        raise _malformed(where, line) from None
-
-
-def _labels(text: str) -> dict[str, str]:
-    labels, place = {}, 0
-    while place < len(text):
-        match = _LABEL.match(text, place)
-        if match is None:
-            raise ValueError(text)
-        labels[match[1]] = match[2]
-        place = match.end()
-    return labels
-
-
-def _require_one_model(
-    values: Mapping[str, Sequence[tuple[dict[str, str], float]]], source: str
-) -> None:
-    if not values:
-        found, expected = "no metric of speculative decoding", f"{_DRAFTS} or {_ACCEPT_LENGTH}"
-        remedy = "scrape a vLLM or SGLang server that decodes speculatively"
+    rule = (min(rates.values(), key=lambda r: r.levels[r.lowest].survival), config, margin)
+    notes = [note for snapshot in snapshots for note in snapshot.notes]
+    if not snapshots[-1].engines:
+        return {**_judge_gauge(snapshots, rule), "notes": notes}
+    window, num_restarts = counted([snapshot.engines for snapshot in snapshots])
+    if num_restarts:
+        notes.append(
+            f"A counter started anew between the scrapes ({num_restarts} noticed): what was "
+            "counted between the scrape before and the restart is lost."
+        )
+    report = _judge_counters(window, rule)
+    changed = _engine_change(snapshots, window, config)
+    if changed and VERDICTS.index(report["verdict"]) < VERDICTS.index("engine change"):
+        report["verdict"] = "engine change"
+        report["reasons"] = [*changed, *report["reasons"]]
     else:
-        samples = [labels for group in values.values() for labels, _ in group]
-        models = sorted({labels[_MODEL] for labels in samples if _MODEL in labels})
-        if len(models) <= 1:
-            return
-        found, expected = f"models {', '.join(models)}", "one model: the pair's target"
-        remedy = "keep the lines of that model, for instance with grep, in a file"
-    raise EvidenceError(f"reading {source}", found=found, expected=expected, remedy=remedy)
-
-
-def _between(first: Snapshot, last: Snapshot) -> tuple[Snapshot, bool]:
-    """What was counted from `first` to `last`, and whether the server restarted in between."""
-    rounds = (last.rounds or 0.0) - (first.rounds or 0.0)
-    if rounds < 0:
-        return last, True
-    before = (*first.accepted, *[0.0] * len(last.accepted))
-    accepted = tuple(now - was for now, was in zip(last.accepted, before, strict=False))
-    return Snapshot(rounds, last.draft_tokens - first.draft_tokens, accepted, None), False
+        report["reasons"] += changed
+    return {**report, "notes": notes}
 
 
 def _judge_counters(
-    window: Snapshot, registered: Registered, config: MonitorConfig, margin: float
+    window: Window, rule: tuple[Registered, MonitorConfig, float]
 ) -> dict[str, Any]:
-    rounds = window.rounds or 0.0
-    needed = config.min_requests * _ROUNDS_A_REQUEST
-    if rounds < needed or not window.accepted:
-        reason = f"{rounds:.0f} rounds with counts by position; {needed} are judged."
+    registered, config, _ = rule
+    rounds, needed = window.get(ROUNDS, 0.0), config.min_requests * _ROUNDS_A_REQUEST
+    if rounds < needed:
+        reason = f"{rounds:.0f} rounds that drafted; {needed} are judged."
         return _report("not enough requests", reason, window)
-    survival = window.accepted[0] / rounds
+    if FIRST_ACCEPTED not in window:
+        reason = f"{rounds:.0f} rounds, but no accepted tokens by position, which are judged."
+        return _report("not enough requests", reason, window)
+    survival = window[FIRST_ACCEPTED] / rounds
+    if not 0 <= survival <= 1:
+        raise EvidenceError(
+            "judging the counters between the scrapes",
+            found=f"{window[FIRST_ACCEPTED]:.0f} accepted first positions of {rounds:.0f} rounds",
+            expected="none to one a round",
+            remedy="give scrapes of one server, oldest first; begin anew after a restart",
+        )
     variance = _shared_rounds(registered) * survival * (1 - survival) / rounds
     subject = f"First-position survival of {rounds:.0f} rounds"
-    return _tested(subject, survival, variance, window, (registered, config, margin))
+    return _tested(subject, survival, variance, window, rule)
 
 
 def _judge_gauge(
-    snapshots: Sequence[Snapshot], registered: Registered, config: MonitorConfig, margin: float
+    snapshots: Sequence[Snapshot], rule: tuple[Registered, MonitorConfig, float]
 ) -> dict[str, Any]:
-    bounds = [s.accept_length - 1 for s in snapshots if s.accept_length is not None]
+    lengths = [s.accept_length for s in snapshots if s.accept_length is not None]
+    # The same value again is no new measurement: the gauge was not set in between.
+    bounds = [length - 1 for length, _ in itertools.groupby(lengths)]
     if len(bounds) < _FEWEST_SCRAPES:
-        reason = f"{len(bounds)} scrapes of a busy server; {_FEWEST_SCRAPES} are judged."
-        return _report("not enough requests", reason, snapshots[-1])
+        reason = (
+            f"{len(bounds)} different values of a busy server's gauge in {len(snapshots)} scrapes; "
+            f"{_FEWEST_SCRAPES} are judged."
+        )
+        return _report("not enough requests", reason, {})
     subject = f"First-position survival, at most the accept length minus 1 of {len(bounds)} scrapes"
     variance = float(np.var(bounds, ddof=1)) / len(bounds)
-    return _tested(
-        subject, float(np.mean(bounds)), variance, snapshots[-1], (registered, config, margin)
-    )
+    return _tested(subject, float(np.mean(bounds)), variance, {}, rule)
 
 
 def _tested(
     subject: str,
     survival: float,
     variance: float,
-    window: Snapshot,
+    window: Window,
     rule: tuple[Registered, MonitorConfig, float],
 ) -> dict[str, Any]:
     registered, config, margin = rule
@@ -255,54 +156,22 @@ def _shared_rounds(registered: Registered) -> float:
     return max(1.0, level.error**2 / binomial) if binomial else 1.0
 
 
-def _engine_change(first: Snapshot, window: Snapshot, config: MonitorConfig) -> dict[str, Any]:
-    """Overrides the verdict where the server drafts otherwise than before the window."""
-    if min(first.rounds or 0.0, window.rounds or 0.0) < config.min_requests * _ROUNDS_A_REQUEST:
-        return {}
-    before, after = (side.draft_tokens / (side.rounds or 1.0) for side in (first, window))
+def _engine_change(
+    snapshots: Sequence[Snapshot], window: Window, config: MonitorConfig
+) -> list[str]:
+    """A sentence where the server drafts otherwise than before the window."""
+    if len(snapshots) == 1:
+        return []
+    first, _ = counted([snapshots[0].engines])
+    sides = (first, window)
+    needed = config.min_requests * _ROUNDS_A_REQUEST
+    if any(side.get(ROUNDS, 0.0) < needed or DRAFT_TOKENS not in side for side in sides):
+        return []
+    before, after = (side[DRAFT_TOKENS] / side[ROUNDS] for side in sides)
     if abs(after - before) < _DRAFT_LENGTH_STEP:
-        return {}
-    reason = f"The mean draft length changed from {before:.1f} to {after:.1f} tokens a round."
-    return {"verdict": "engine change", "reasons": [reason]}
+        return []
+    return [f"The mean draft length changed from {before:.1f} to {after:.1f} tokens a round."]
 
 
-def _report(verdict: Verdict, reason: str, window: Snapshot) -> dict[str, Any]:
-    return {"verdict": verdict, "reasons": [reason], "notes": [], "window": asdict(window)}
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from error
-
-
-def _fetch(address: str, shown: str) -> str:
-    import requests  # noqa: PLC0415  rarely needed, and slow to import
-
-    try:
-        response = requests.get(address, timeout=_TIMEOUT_S, headers={"Accept": "text/plain"})
-        response.raise_for_status()
-    except requests.RequestException as error:
-        # Not chained: its text may hold the address with a password.
-        status = getattr(error.response, "status_code", None)
-        raise _unreadable(shown, f"HTTP {status}" if status else type(error).__name__) from None
-    return str(response.text)
-
-
-def _unreadable(source: str, found: str) -> EvidenceError:
-    return EvidenceError(
-        f"reading the metrics of {source}",
-        found=found,
-        expected="a file, or an http(s) address that answers Prometheus text",
-        remedy="check the path or the address, and that the server exports metrics",
-    )
-
-
-def _malformed(where: str, line: str) -> EvidenceError:
-    return EvidenceError(
-        f"reading {where}",
-        found=repr(line[:80]),
-        expected='a sample of the Prometheus text format: name{label="..."} value',
-        remedy="give the text that the server's /metrics answers",
-    )
+def _report(verdict: Verdict, reason: str, window: Window) -> dict[str, Any]:
+    return {"verdict": verdict, "reasons": [reason], "window": dict(window)}

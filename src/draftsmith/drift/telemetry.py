@@ -1,4 +1,4 @@
-"""Telemetry of served requests: one JSON line a request, appended whole and read strictly.
+"""Telemetry of served requests: one JSON line a request, appended whole.
 
 The counts are integers, taken from a request's trace; ratios are for those who judge. Knows neither
 who served a request nor what the counts mean for a draft.
@@ -11,16 +11,13 @@ import dataclasses
 import errno
 import fcntl
 import json
-import math
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from draftsmith.artifacts import writing
-from draftsmith.errors import ArtifactError
 
 if TYPE_CHECKING:
     from draftsmith.decoding import SamplingParams
@@ -70,9 +67,18 @@ class ServedRequest:
         return datetime.fromisoformat(self.time_utc)
 
     @property
+    def has_drafted(self) -> bool:
+        """Whether the draft drafted anything; if not, the line says nothing about it."""
+        return self.drafted != () and self.drafted[0] > 0
+
+    @property
     def usual_draft_length(self) -> int:
-        """The draft length of most rounds; of two that are as frequent, the longer."""
-        return max(range(len(self.draft_lengths)), key=lambda k: (self.draft_lengths[k], k))
+        """The draft length of most rounds that drafted; of two that are as frequent, the longer.
+
+        0 where none drafted. Rounds whose drafts were copied do not count: they are the text's.
+        """
+        lengths = range(1, len(self.draft_lengths))
+        return max(lengths, key=lambda k: (self.draft_lengths[k], k), default=0)
 
 
 def describe_request(  # noqa: PLR0913  what only the caller knows, each by its name
@@ -145,128 +151,3 @@ def append_telemetry(path: Path, request: ServedRequest) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
-
-
-def read_telemetry(path: Path) -> list[ServedRequest]:
-    """All requests of a file, in its order; a last line that is still being written is left out.
-
-    Raises:
-        ArtifactError: The file cannot be read, or a line is not a line of telemetry.
-    """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise ArtifactError(
-            f"reading {path}",
-            found=error.strerror or str(error),
-            expected="a file of telemetry, one JSON object a line",
-            remedy="give the file that `draftsmith generate --telemetry` or the server writes",
-        ) from error
-    requests = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            data = json.loads(line)
-        except ValueError as error:
-            if number == len(lines):
-                continue
-            raise _malformed(where, f"no JSON ({error})", "one JSON object") from error
-        requests.append(_checked(data, where))
-    return requests
-
-
-def _checked(data: object, where: str) -> ServedRequest:
-    if not isinstance(data, Mapping):
-        raise _malformed(where, type(data).__name__, "one JSON object")
-    for key in data:
-        if key not in _FORMS:
-            raise _malformed(where, f"the unknown key `{key}`", f"one of {', '.join(_FORMS)}")
-    for field in dataclasses.fields(ServedRequest):
-        fits, expected = _FORMS[field.name]
-        if field.name not in data:
-            if field.default is dataclasses.MISSING:
-                raise _malformed(where, f"no key `{field.name}`", f"`{field.name}`: {expected}")
-        elif not fits(data[field.name]):
-            found = f"`{field.name}`: {json.dumps(data[field.name])}"
-            raise _malformed(where, found, expected)
-    values: dict[str, Any] = {k: tuple(v) if type(v) is list else v for k, v in data.items()}
-    request = ServedRequest(**values)
-    if fault := _contradiction(request):
-        raise _malformed(where, fault, "counts of one request that agree")
-    return request
-
-
-def _contradiction(request: ServedRequest) -> str:
-    """What the counts cannot be; empty when they agree."""
-    drafted, accepted = request.drafted, request.accepted
-    if len(drafted) != len(accepted):
-        return f"{len(drafted)} positions in `drafted` and {len(accepted)} in `accepted`"
-    if any(a > d for a, d in zip(accepted, drafted, strict=True)):
-        return f"more accepted than drafted ({list(accepted)} of {list(drafted)})"
-    for name, counts in (("drafted", drafted), ("accepted", accepted)):
-        if any(after > before for before, after in zip(counts, counts[1:], strict=False)):
-            return f"`{name}` rising with the position ({list(counts)})"
-    if sum(request.draft_lengths) != request.rounds:
-        return f"{sum(request.draft_lengths)} rounds in `draft_lengths` and {request.rounds} rounds"
-    if drafted and drafted[0] > sum(request.draft_lengths[1:]):
-        return f"{drafted[0]} rounds that drafted, more than `draft_lengths` holds"
-    return ""
-
-
-def _malformed(where: str, found: str, expected: str) -> ArtifactError:
-    return ArtifactError(
-        f"reading {where}",
-        found=found,
-        expected=f"{expected} (docs/monitoring.md lists the keys)",
-        remedy="mend or delete that line, or the program that wrote it",
-    )
-
-
-def _is_time(value: object) -> bool:
-    try:
-        return isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None
-    except ValueError:
-        return False
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _are_counts(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_count, value))
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and value >= 0  # type: ignore[arg-type, operator]  # just checked
-
-
-_COUNT = (_is_count, "a whole number, 0 or more")
-_COUNTS = (_are_counts, "a list of whole numbers, one a draft position, 0 or more")
-_NUMBER = (_is_number, "a number, 0 or more")
-_FORMS: dict[str, tuple[Callable[[object], bool], str]] = {
-    "time_utc": (_is_time, "an ISO 8601 time with its zone, such as 2026-03-01T12:00:00Z"),
-    "pair_digest": (_is_text, "the digest of a pair"),
-    "domain": (lambda value: value is None or _is_text(value), "a name, or null"),
-    "temperature": _NUMBER,
-    "prompt_tokens": _COUNT,
-    "rounds": _COUNT,
-    "drafted": _COUNTS,
-    "accepted": _COUNTS,
-    "draft_lengths": (
-        lambda value: _are_counts(value) and value != [],
-        "a list whose entry k is the number of rounds that drafted k tokens",
-    ),
-    "committed": _COUNT,
-    "latency_s": _NUMBER,
-    "shaped_by": (
-        lambda value: isinstance(value, list) and all(map(_is_text, value)),
-        "a list of names of sampling parameters",
-    ),
-}

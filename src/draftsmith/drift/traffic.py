@@ -6,6 +6,7 @@ mean little. Pure.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from draftsmith.drift.telemetry import ServedRequest
 _RARE = 10
 _FEWEST_GROUPS = 2
 UNLABELLED = "unlabelled"
+NOTHING_DRAFTED = "nothing drafted"
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,15 @@ def mix_shift(
     return Shift(variation, p_value, words[0], words[1], found)
 
 
+def rise(
+    name: str, before: Sequence[str], after: Sequence[str], *, confidence: float, size: float
+) -> Shift:
+    """Like `mix_shift`, but found only where the share of category `name` rose."""
+    shift = mix_shift(before, after, confidence=confidence, size=size)
+    has_risen = after.count(name) / len(after) > before.count(name) / len(before)
+    return dataclasses.replace(shift, found=shift.found and has_risen)
+
+
 def rank_shift(
     before: Sequence[float], after: Sequence[float], *, confidence: float, size: float
 ) -> Shift:
@@ -78,6 +89,11 @@ def rank_shift(
 def domains(requests: Sequence[ServedRequest]) -> list[str]:
     """The domain of each request, as categories."""
     return [request.domain or UNLABELLED for request in requests]
+
+
+def drafting(requests: Sequence[ServedRequest]) -> list[str]:
+    """Whether each request was answered with the draft's help, as categories."""
+    return ["drafted" if request.has_drafted else NOTHING_DRAFTED for request in requests]
 
 
 def draft_lengths(requests: Sequence[ServedRequest]) -> list[str]:

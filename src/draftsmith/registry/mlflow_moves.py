@@ -1,4 +1,4 @@
-"""Moving aliases: promotion, quarantine, rollback.
+"""Moving aliases: promotion, quarantine, rollback; and the mark of live drift.
 
 Every move holds the registry's lock, is recorded before it is made, and is read back. A rollback
 quarantines first: otherwise the next run would promote the bad version again.
@@ -16,7 +16,13 @@ from draftsmith.errors import PromotionRefusedError, RegistryError
 from draftsmith.registry.mlflow_catalog import CHAMPION
 from draftsmith.registry.mlflow_connection import redact
 from draftsmith.registry.mlflow_records import PROMOTION, ROLLBACK
-from draftsmith.registry.pair import QUARANTINE_TAG, PairVersion, RegisteredPair
+from draftsmith.registry.pair import (
+    CLEARED_TAG,
+    LIVE_DRIFT_TAG,
+    QUARANTINE_TAG,
+    PairVersion,
+    RegisteredPair,
+)
 
 if TYPE_CHECKING:
     from draftsmith.registry.mlflow_catalog import Catalog
@@ -126,6 +132,36 @@ def quarantine(catalog: Catalog, version: str, reason: str) -> None:
         if QUARANTINE_TAG not in found.tags:
             text = redact(reason) or "no reason given"
             catalog.client.set_model_version_tag(catalog.name, version, QUARANTINE_TAG, text)
+
+
+def mark_drifted(catalog: Catalog, version: str, reason: str) -> None:
+    """Record that live traffic drifted away from a version; the first reason stays.
+
+    Takes no lock: an alarm must not wait for an upload.
+    """
+    found = catalog.client.get_model_version(catalog.name, version)
+    if LIVE_DRIFT_TAG not in found.tags:
+        text = redact(reason) or "no reason given"
+        catalog.client.set_model_version_tag(catalog.name, version, LIVE_DRIFT_TAG, text)
+
+
+def clear_drift(catalog: Catalog, version: str, reason: str) -> None:
+    """Take the live-drift tag off; why, and what the alarm said, stay in a tag of their own.
+
+    Raises:
+        RegistryError: The version carries no such tag.
+    """
+    alarm = catalog.client.get_model_version(catalog.name, version).tags.get(LIVE_DRIFT_TAG)
+    if alarm is None:
+        raise RegistryError(
+            f"clearing the live drift of version {version} of {catalog.name}",
+            found="no live-drift tag",
+            expected="a version that `draftsmith monitor` tagged",
+            remedy="choose another version; `draftsmith pairs` shows which ones are tagged",
+        )
+    text = f"{redact(reason)} (the alarm: {alarm})"
+    catalog.client.set_model_version_tag(catalog.name, version, CLEARED_TAG, text)
+    catalog.client.delete_model_version_tag(catalog.name, version, LIVE_DRIFT_TAG)
 
 
 def rollback(catalog: Catalog, to: str | None, *, reason: str, is_reachable: Reachable) -> Rollback:

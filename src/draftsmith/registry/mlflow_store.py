@@ -352,9 +352,17 @@ class PairStore:
 
     @translated("tagging live drift")
     def set_live_drift(self, version: str, reason: str) -> None:
-        """Record that live traffic drifted away from this pair."""
-        text = redact(reason)
-        self._client.set_model_version_tag(self.name, version, LIVE_DRIFT_TAG, text)
+        """Record that live traffic drifted away from this pair; the first reason stays."""
+        mlflow_moves.mark_drifted(self._catalog, version, reason)
+
+    @translated("clearing live drift")
+    def clear_live_drift(self, version: str, reason: str) -> None:
+        """Take the live-drift tag off; the reason is recorded.
+
+        Raises:
+            RegistryError: The version carries no such tag.
+        """
+        mlflow_moves.clear_drift(self._catalog, version, reason)
 
     @translated("rolling back")
     def rollback(

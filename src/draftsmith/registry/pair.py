@@ -18,6 +18,7 @@ SCHEMA = 1
 QUARANTINE_TAG = "quarantined"
 LIVE_DRIFT_TAG = "live_drift"
 DAMAGED_TAG = "damaged"
+CLEARED_TAG = "live_drift_cleared"
 FILES_TAG = "files_digest"
 EVIDENCE_TAG = "evidence_digest"
 SOURCE_TAG = "target_source"
@@ -35,7 +36,7 @@ IDENTITY_TAGS = (
 )
 RESERVED_TAGS = frozenset(
     {
-        *(QUARANTINE_TAG, LIVE_DRIFT_TAG, DAMAGED_TAG, DECISION_TAG),
+        *(QUARANTINE_TAG, LIVE_DRIFT_TAG, CLEARED_TAG, DAMAGED_TAG, DECISION_TAG),
         *(FILES_TAG, EVIDENCE_TAG, SOURCE_TAG),
     }
 )

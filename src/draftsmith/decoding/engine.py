@@ -111,6 +111,7 @@ class Engine:
         self._reset(rows=self.max_rows, context=max_context, chunk=prefill_chunk)
         self._reserve()
 
+    @torch.inference_mode()
     def _reset(self, *, rows: int, context: int, chunk: int | None) -> None:
         self._batch = self._empty_batch()
         self._line.reset(num_rows=rows, chunk=chunk)

@@ -87,3 +87,9 @@ def test_prompts_are_padded_on_the_right():
     tokens, positions = pad_prompts([[4, 5, 6], [7], []], CPU)
     assert tokens.tolist() == [[4, 5, 6], [7, 0, 0], [0, 0, 0]]
     assert positions.tolist() == [[0, 1, 2]] * 3
+
+
+def test_a_piece_of_a_prompt_keeps_its_positions():
+    tokens, positions = pad_prompts([[4, 5], [7]], CPU, start=30)
+    assert tokens.tolist() == [[4, 5], [7, 0]]
+    assert positions.tolist() == [[30, 31]] * 2

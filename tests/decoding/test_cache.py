@@ -59,8 +59,21 @@ def test_a_moved_row_replaces_another_and_leaves_the_rest():
         assert new.equal(old[[0, 3, 2, 3]])
 
 
-def test_moving_a_row_of_a_cache_that_was_never_written_does_nothing():
-    SlotCache(2, rows=2, slots=4).move_row(1, 0)
+def test_a_cleared_row_is_zero_and_leaves_the_rest():
+    cache = filled()
+    before = cache.layers[0].keys.clone(), cache.layers[0].values.clone()
+    cache.layers[0].keys[2] = torch.nan
+    cache.clear_row(2)
+    after = cache.layers[0].keys, cache.layers[0].values
+    for old, new in zip(before, after, strict=True):
+        assert new[2].count_nonzero() == 0
+        assert new[[0, 1, 3]].equal(old[[0, 1, 3]])
+
+
+def test_rows_of_a_cache_that_was_never_written_may_be_moved_and_cleared():
+    cache = SlotCache(2, rows=2, slots=4)
+    cache.move_row(1, 0)
+    cache.clear_row(0)
 
 
 def test_layers_are_written_apart():

@@ -13,6 +13,7 @@ from draftsmith.decoding import (
     NoProposer,
     PromptLookupProposer,
     Request,
+    RequestFaultError,
     SamplingParams,
 )
 from draftsmith.decoding.acceptance import Proposal
@@ -263,11 +264,70 @@ def test_nan_logits_of_the_draft_cost_speed_and_not_correctness(
     assert (result.token_ids == greedy) is (temperature == 0)
 
 
+BAD_TOKEN = 63
+
+
+@pytest.fixture
+def fragile(llama):
+    """An engine whose target cannot read one token."""
+    broken = with_nan(llama.reference, "embedding", BAD_TOKEN)
+    draft = DraftModelProposer(llama.draft)
+    engine = Engine(broken, draft, max_rows=3, draft_length=2)
+    engine.open(64, prefill_chunk=8)
+    return engine
+
+
 def test_nan_does_not_outlive_the_request_that_caused_it(llama, continue_greedily):
-    broken = with_nan(llama.reference, "embedding", 63)
+    broken = with_nan(llama.reference, "embedding", BAD_TOKEN)
     engine = Engine(broken, NoProposer(), max_rows=2, draft_length=0)
     params = SamplingParams(max_new_tokens=5)
-    with pytest.raises(DecodingError, match="NaN"):
-        engine.generate([Request("bad", [1] * 20 + [63, 1, 1], params)])
+    with pytest.raises(RequestFaultError, match="NaN"):
+        engine.generate([Request("bad", [1] * 20 + [BAD_TOKEN, 1, 1], params)])
     result = engine.generate([Request("good", PROMPT, params)])[0]
     assert result.token_ids == continue_greedily(llama.reference, PROMPT, 5)
+
+
+@pytest.mark.parametrize("length", [4, 30])  # read whole, and in pieces
+@pytest.mark.parametrize("num_bad", [1, 2])
+def test_a_fault_takes_out_its_request_and_the_others_go_on(
+    llama, continue_greedily, fragile, length, num_bad
+):
+    params = SamplingParams(max_new_tokens=24)
+    bad = [f"bad{index}" for index in range(num_bad)]
+    good = {"a": PROMPT, "late": [7, 7, 1], "in line": [2]}
+    answers, faulty = {}, []
+    fragile.submit([Request("a", good["a"], params)])
+    answers |= {event.request_id: event.token_ids for event in fragile.step()}
+    fragile.submit([Request(name, [BAD_TOKEN] + [1] * length, params) for name in bad])
+    fragile.submit([Request(name, good[name], params) for name in ("late", "in line")])
+    while fragile.is_busy:
+        try:
+            events = fragile.step()
+        except RequestFaultError as fault:
+            faulty += fault.request_ids
+            continue
+        for event in events:
+            answers[event.request_id] = answers.get(event.request_id, []) + event.token_ids
+    assert sorted(faulty) == bad
+    assert answers == {
+        name: continue_greedily(llama.reference, prompt, 24) for name, prompt in good.items()
+    }
+
+
+@pytest.mark.parametrize("leave", ["abort", "open"])
+def test_nan_does_not_outlive_a_prompt_that_was_not_read_to_its_end(
+    llama, continue_greedily, fragile, leave
+):
+    params = SamplingParams(max_new_tokens=5)
+    fragile.submit([Request("bad", [1] * 8 + [BAD_TOKEN] * 32, params)])
+    assert [fragile.step(), fragile.step()] == [[], []]
+    if leave == "abort":
+        fragile.abort("bad")
+    else:
+        fragile.open(64, prefill_chunk=8)
+    prompt = [(7 * place) % 60 for place in range(12)]
+    fragile.submit([Request(str(index), prompt, params) for index in range(3)])
+    answers = {}
+    while fragile.is_busy:
+        answers |= {e.request_id: e.result.token_ids for e in fragile.step() if e.result}
+    assert list(answers.values()) == [continue_greedily(llama.reference, prompt, 5)] * 3

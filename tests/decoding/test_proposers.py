@@ -150,6 +150,18 @@ def test_rounds_without_drafts_are_caught_up_with(llama, follow):
     assert_drafts_right(proposer, batch, follow)
 
 
+@pytest.mark.parametrize("piece", [1, 2, 3, 8])
+def test_a_prompt_may_be_read_in_pieces(llama, follow, piece):
+    prompt = [3, 9, 4, 1, 7, 7, 2, 50, 12]
+    batch = batch_of([5, 6], prompt)
+    draft = DraftModelProposer(copy.deepcopy(llama.reference))
+    proposer = admitted(LookupFirstProposer(draft, 3), batch_of([5, 6], [9] * 20))
+    for start in range(0, len(prompt) - 1, piece):
+        end = min(start + piece, len(prompt) - 1)
+        proposer.admit([prompt[: end + 1]], first_row=1, start=start)
+    assert_drafts_right(proposer, batch, follow)
+
+
 def test_a_moved_row_goes_on_in_its_new_place(llama, follow):
     batch = batch_of([3, 9, 4, 1, 7, 7, 2, 50, 12], [5, 6], [8, 8, 2])
     proposer = admitted(DraftModelProposer(copy.deepcopy(llama.reference)), batch)

@@ -144,8 +144,21 @@ def test_a_larger_cache_is_kept_and_a_smaller_one_replaced(llama):
     assert slots.cache is first
     slots.reserve(rows=5, slots=10)
     assert slots.cache is not first
-    slots.release()
-    assert slots.cache is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cleared_row_is_as_good_as_new(family, kind):
+    models = family(kind)
+    tokens = sequences(2, LENGTH)
+    want = models.reference(tokens, use_cache=False).logits
+    slots = SlotModel(models.target)
+    slots.reserve(rows=2, slots=LENGTH)
+    advance(slots, tokens, [0, 0], LENGTH)
+    for layer in slots.cache.layers:
+        layer.keys[1], layer.values[1] = torch.nan, torch.nan
+    slots.clear_row(1)
+    got = advance(slots, tokens, [0, 0], 5)  # masked slots lie behind these
+    torch.testing.assert_close(got, want[:, :5], rtol=1e-4, atol=1e-4)
 
 
 def test_the_position_limit_is_the_models(family):

@@ -5,6 +5,7 @@ Knows torch and Transformers; nothing of files, configuration, HTTP, clocks or M
 
 from draftsmith.decoding.draft_length import AdaptiveLength, FixedLength, RoundCosts
 from draftsmith.decoding.engine import Engine
+from draftsmith.decoding.faults import RequestFaultError
 from draftsmith.decoding.proposers import (
     DraftModelProposer,
     LookupFirstProposer,
@@ -27,6 +28,7 @@ __all__ = [
     "PromptLookupProposer",
     "Proposer",
     "Request",
+    "RequestFaultError",
     "Result",
     "RoundCosts",
     "Sampling",

@@ -118,7 +118,7 @@ class Batch:
                 presence=self._tensor([p.presence_penalty for p in params], torch.float32),
                 frequency=self._tensor([p.frequency_penalty for p in params], torch.float32),
                 min_new=self._tensor([p.min_new_tokens for p in params], torch.long),
-                stops=stops.to(self.device),
+                stops=stops.to(self.device, non_blocking=True),
             )
         return self._penalties
 
@@ -137,7 +137,8 @@ class Batch:
             for table, ids in ((used, token_ids), (new, answer)):
                 table[index].scatter_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
         num_new = self._tensor([row.num_new for row in self.rows], torch.long)
-        return History(used.to(self.device), new.to(self.device), num_new)
+        used, new = (table.to(self.device, non_blocking=True) for table in (used, new))
+        return History(used, new, num_new)
 
     @property
     def span(self) -> int:
@@ -164,16 +165,31 @@ class Batch:
         return self._tensor(tokens, torch.long), self._tensor(positions, torch.long)
 
     def _tensor(self, values: object, dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.device)
+        return to_device(values, self.device, dtype)
 
 
-def pad_prompts(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+def to_device(values: object, device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
+    """Values of the host as a tensor on `device`.
+
+    `torch.tensor(..., device=...)` would wait for everything that the device has been given to do.
+    """
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
+
+def pad_prompts(
+    prompts: list[list[int]], device: torch.device, *, start: int = 0
+) -> tuple[Tensor, Tensor]:
     """Right-padded tokens and positions for a prefill, int64 `[rows, longest]`.
 
     Padding repeats token 0 at the positions behind the row's end: slots that are masked until the
     row overwrites them.
+
+    Args:
+        prompts: Tokens of every row.
+        device: Where the tensors are wanted.
+        start: Position of their first tokens.
     """
     width = max(len(prompt) for prompt in prompts)
-    tokens = torch.tensor([p + [0] * (width - len(p)) for p in prompts], device=device)
-    positions = torch.arange(width, device=device).expand(len(prompts), width)
+    tokens = to_device([p + [0] * (width - len(p)) for p in prompts], device)
+    positions = torch.arange(start, start + width, device=device).expand(len(prompts), width)
     return tokens, positions

@@ -80,6 +80,11 @@ class _SlotLayer(CacheLayerMixin):
             if store is not None:  # None until the first write
                 store[destination].copy_(store[source])
 
+    def clear_row(self, row: int) -> None:
+        for store in (self.keys, self.values):
+            if store is not None:
+                store[row].zero_()
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
         return self.writes.num_slots, 0
 
@@ -116,3 +121,9 @@ class SlotCache(Cache):
         for layer in self.layers:
             assert isinstance(layer, _SlotLayer)
             layer.move_row(source, destination)
+
+    def clear_row(self, row: int) -> None:
+        """Make a row finite again: a masked slot that holds NaN still adds 0 * NaN."""
+        for layer in self.layers:
+            assert isinstance(layer, _SlotLayer)
+            layer.clear_row(row)

@@ -11,7 +11,6 @@ Source: Leviathan et al. 2023 (arXiv 2211.17192), algorithm 1.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -20,9 +19,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.decoding.acceptance import Proposal, Verdict, verify
-from draftsmith.decoding.batch import Batch, Row, pad_prompts
+from draftsmith.decoding.admission import PREFILL_CHUNK, Admission
+from draftsmith.decoding.batch import Batch, Row
 from draftsmith.decoding.distribution import Distribution, distribution
 from draftsmith.decoding.draft_length import DraftLength, FixedLength
+from draftsmith.decoding.faults import RequestFaultError, not_finite
 from draftsmith.decoding.proposers import Proposer, empty_proposal
 from draftsmith.decoding.randomness import Purpose, uniform
 from draftsmith.decoding.request import Event, Request, Result
@@ -30,8 +31,6 @@ from draftsmith.decoding.slot_model import SlotModel
 from draftsmith.errors import DecodingError
 
 Verify = Callable[[Distribution, Proposal, Tensor, Tensor], Verdict]
-
-_REFILL_SHARE = 8  # rows are admitted when an eighth of them is free: one prefill for several
 
 
 class Engine:
@@ -66,7 +65,7 @@ class Engine:
         self._length = chosen
         self.verify: Verify = verify
         self._batch = self._empty_batch()
-        self._waiting: deque[Row] = deque()
+        self._line = Admission(self._target, proposer)
         self._num_rows = self._max_context = 0
 
     def generate(self, requests: Sequence[Request]) -> list[Result]:
@@ -81,28 +80,41 @@ class Engine:
     def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
         """Decode all requests, yielding the tokens of every row after each round.
 
+        Their prompts are read whole: nobody waits who was not here from the start.
+
         Raises:
             DecodingError: A request cannot be decoded; nothing was started.
+            RequestFaultError: The target's logits are not finite; the engine can be used again.
         """
         longest = max((_length(request) for request in requests), default=0)
-        self._reset(rows=min(self.max_rows, len(requests)), context=longest)
+        self._reset(rows=min(self.max_rows, len(requests)), context=longest, chunk=None)
         self.submit(requests)
         self._reserve()
         while self.is_busy:
             yield from self.step()
 
-    def open(self, max_context: int) -> None:
+    def open(self, max_context: int, *, prefill_chunk: int | None = PREFILL_CHUNK) -> None:
         """Start afresh for requests that arrive one by one.
 
         Args:
             max_context: Tokens of the longest request, prompt and answer; the cache is taken now.
+            prefill_chunk: Positions of a prompt that a step reads, at most: a longer one is read in
+                pieces, and the rows in flight decode a round after each. Shorter ones are read
+                together, padding included in the count. None reads every prompt whole.
+
+        Raises:
+            DecodingError: A parameter is out of range.
         """
-        self._reset(rows=self.max_rows, context=max_context)
+        _require_at_least("max_context", max_context, least=2)
+        if prefill_chunk is not None:
+            _require_at_least("prefill_chunk", prefill_chunk, least=1)
+        self._reset(rows=self.max_rows, context=max_context, chunk=prefill_chunk)
         self._reserve()
 
-    def _reset(self, *, rows: int, context: int) -> None:
+    @torch.inference_mode()
+    def _reset(self, *, rows: int, context: int, chunk: int | None) -> None:
         self._batch = self._empty_batch()
-        self._waiting.clear()
+        self._line.reset(num_rows=rows, chunk=chunk)
         self._num_rows, self._max_context = rows, context
 
     def _reserve(self) -> None:
@@ -113,23 +125,34 @@ class Engine:
     @property
     def is_busy(self) -> bool:
         """Whether a request waits or is in flight."""
-        return bool(self._waiting) or len(self._batch) > 0
+        return len(self._batch) + len(self._line) > 0
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Let requests wait for a free row; they are admitted in order by `step`.
+        """Let requests wait for a free row; `step` admits them in order.
+
+        Out of order is only who waits behind a long prompt: shorter ones pass while another long
+        one is being read.
 
         Raises:
             DecodingError: A request cannot be decoded; none of them waits.
         """
         self._check(requests)
-        self._waiting.extend(Row(request, list(request.prompt_ids)) for request in requests)
+        self._line.add([Row(request, list(request.prompt_ids)) for request in requests])
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """Admit who fits, then decode one round of all rows in flight; nothing when idle."""
-        free = self._num_rows - len(self._batch)
-        if self._waiting and (free * _REFILL_SHARE >= self._num_rows or not len(self._batch)):
-            self._admit([self._waiting.popleft() for _ in range(min(free, len(self._waiting)))])
+        """Admit who fits, then decode one round of all rows in flight; nothing when idle.
+
+        Returns:
+            One event for every row in flight, with the tokens of this round. A request's events
+            come in the order of its tokens; the last one carries its result, after which the id is
+            free. There is none for requests that wait or whose prompt is still being read.
+
+        Raises:
+            RequestFaultError: The target's logits for some requests are not finite. They have been
+                taken out without a result; the others repeat the round at the next step.
+        """
+        self._line.step(self._batch)
         return self._round() if len(self._batch) else []
 
     @torch.inference_mode()
@@ -149,18 +172,18 @@ class Engine:
         Raises:
             DecodingError: No such request waits or is in flight.
         """
-        self._waiting.appendleft(self._take_out(request_id))
+        self._line.put_back(self._take_out(request_id))
 
     def _take_out(self, request_id: str) -> Row:
         for index, row in enumerate(self._batch.rows):
             if row.request.request_id == request_id:
                 self._retire(index)
                 return row
-        for row in self._waiting:
+        for row in self._line.rows:
             if row.request.request_id == request_id:
-                self._waiting.remove(row)
+                self._line.take_out(row)
                 return row
-        held = [row.request.request_id for row in (*self._batch.rows, *self._waiting)]
+        held = [row.request.request_id for row in (*self._batch.rows, *self._line.rows)]
         raise DecodingError(
             f"taking request {request_id} out",
             found=f"requests {', '.join(held)}" if held else "no request",
@@ -174,7 +197,14 @@ class Engine:
     def _check(self, requests: Sequence[Request]) -> None:
         limit = min(self._target.max_positions, self._proposer.max_positions, self._max_context)
         vocab = int(self._target.config.vocab_size)
-        seen = {row.request.request_id for row in (*self._batch.rows, *self._waiting)}
+        if requests and not self._num_rows:
+            raise DecodingError(
+                f"request {requests[0].request_id}",
+                found="an engine without room for it",
+                expected="an engine that was opened",
+                remedy="call open(max_context) first, or generate or stream",
+            )
+        seen = {row.request.request_id for row in (*self._batch.rows, *self._line.rows)}
         for request in requests:
             prompt, length = request.prompt_ids, _length(request)
             faults = {
@@ -193,27 +223,13 @@ class Engine:
                         remedy="shorten the prompt or max_new_tokens, or mend the request",
                     )
 
-    def _admit(self, rows: list[Row]) -> None:
-        """Prefill all tokens but the last and append the rows to the batch."""
-        first_row = len(self._batch)
-        texts = [row.token_ids for row in rows]
-        heads = [text[:-1] for text in texts]
-        if any(heads):
-            tokens, positions = pad_prompts(heads, self._target.device)
-            span = tokens.shape[1]
-            self._target.forward(tokens, positions, span=span, first_row=first_row, keep=0)
-        self._proposer.admit(texts, first_row=first_row)
-        for row in rows:
-            self._batch.append(row)
-
     def _round(self) -> list[Event]:
         batch = self._batch
         # A row never drafts past its own length limit, so the cut depends on no neighbour.
         length = self._length.choose(rows=len(batch), context=batch.span)
         counts = [min(length, row.num_remaining - 1) for row in batch.rows]
         proposal = self._proposer.propose(batch, counts) if any(counts) else empty_proposal(batch)
-        tokens, num_accepted = self._verify(proposal)
-        drafted = proposal.counts.tolist()
+        tokens, num_accepted, drafted = self._verify(proposal)
         events = []
         for index, row in enumerate(batch.rows):
             accepted = num_accepted[index]
@@ -233,12 +249,12 @@ class Engine:
                 self._retire(index)
         return events
 
-    def _verify(self, proposal: Proposal) -> tuple[list[list[int]], list[int]]:
+    def _verify(self, proposal: Proposal) -> tuple[list[list[int]], list[int], list[int]]:
         """One target forward and the acceptance rule; one copy from the device.
 
         Returns:
-            For every row its drafts with the next token behind the accepted ones, and the number
-            accepted.
+            For every row its drafts with the next token behind the accepted ones, the number
+            accepted, and the number drafted.
         """
         batch, width = self._batch, proposal.tokens.shape[1] + 1
         pending, start = batch.tail(1)
@@ -252,18 +268,22 @@ class Engine:
         is_finite = torch.isfinite(logits.amax(-1)).all(-1)
         tokens = torch.cat([proposal.tokens, pending], 1)
         tokens.scatter_(1, verdict.num_accepted[:, None], verdict.next_token[:, None])
-        packed = torch.cat([tokens, verdict.num_accepted[:, None], is_finite[:, None]], 1).tolist()
-        for row, values in zip(batch.rows, packed, strict=True):
-            if not values[-1]:
-                # NaN in the cache would outlive the request: a masked slot still adds 0 * NaN.
-                self._target.release()
-                raise DecodingError(
-                    f"request {row.request.request_id}, token {len(row.token_ids)}",
-                    found="target logits that are NaN or infinite",
-                    expected="finite logits",
-                    remedy="check the target's weights and dtype (try float32)",
-                )
-        return [values[:-2] for values in packed], [values[-2] for values in packed]
+        facts = [verdict.num_accepted, proposal.counts, is_finite]
+        packed = torch.cat([tokens, torch.stack(facts, 1)], 1).tolist()
+        faulty = [index for index, values in enumerate(packed) if not values[-1]]
+        if faulty:
+            raise self._give_up(faulty)
+        accepted, drafted = ([values[place] for values in packed] for place in (-3, -2))
+        return [values[:-3] for values in packed], accepted, drafted
+
+    def _give_up(self, faulty: list[int]) -> RequestFaultError:
+        """Take out rows whose logits are not finite; nothing of the round is committed."""
+        self._proposer.observe(self._batch)
+        fault = not_finite([self._batch.rows[index] for index in faulty])
+        for index in reversed(faulty):
+            self._target.clear_row(index)
+            self._retire(index)
+        return fault
 
     def _uniforms(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         if self._batch.sampling.is_greedy:  # one-hot: every u in [0, 1) gives the same verdict

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.decoding.acceptance import Proposal
-from draftsmith.decoding.batch import Batch, pad_prompts
+from draftsmith.decoding.batch import Batch, pad_prompts, to_device
 from draftsmith.decoding.distribution import (
     Dense,
     Distribution,
@@ -34,14 +34,18 @@ class Proposer(Protocol):
     def reserve(self, *, rows: int, slots: int) -> None:
         """Provide state for so many sequences and tokens."""
 
-    def admit(self, prompts: list[list[int]], *, first_row: int) -> None:
-        """Take in prompts at consecutive rows from `first_row`."""
+    def admit(self, prompts: list[list[int]], *, first_row: int, start: int = 0) -> None:
+        """Take in prompts at consecutive rows from `first_row`.
+
+        A long prompt comes in pieces: each call brings all of it so far, of which the tokens before
+        position `start` are known. A last token is never read: it begins the next piece or round.
+        """
 
     def propose(self, batch: Batch, counts: list[int]) -> Proposal:
         """Draft `counts[row]` tokens for every row (at least one row drafts)."""
 
     def observe(self, batch: Batch) -> None:
-        """A round was committed: the rows' tokens are final."""
+        """A round is over: the rows' tokens are final; there may be no new ones."""
 
     def move_row(self, source: int, destination: int) -> None:
         """A row took the place of a retired one."""
@@ -55,7 +59,7 @@ class NoProposer:
     def reserve(self, *, rows: int, slots: int) -> None:
         """Nothing to keep."""
 
-    def admit(self, prompts: list[list[int]], *, first_row: int) -> None:
+    def admit(self, prompts: list[list[int]], *, first_row: int, start: int = 0) -> None:
         """Nothing to keep."""
 
     def propose(self, batch: Batch, counts: list[int]) -> Proposal:  # noqa: ARG002  the protocol's
@@ -95,14 +99,14 @@ class DraftModelProposer:
         self._slots.reserve(rows=rows, slots=slots)
         self._num_cached = [0] * rows
 
-    def admit(self, prompts: list[list[int]], *, first_row: int) -> None:
-        """Prefill all but the last token of every prompt."""
-        heads = [prompt[:-1] for prompt in prompts]
+    def admit(self, prompts: list[list[int]], *, first_row: int, start: int = 0) -> None:
+        """Prefill all but the last token of every prompt, from position `start` on."""
+        heads = [prompt[start:-1] for prompt in prompts]
         for index, head in enumerate(heads):
-            self._num_cached[first_row + index] = len(head)
+            self._num_cached[first_row + index] = start + len(head)
         if any(heads):
-            tokens, positions = pad_prompts(heads, self._slots.device)
-            span = tokens.shape[1]
+            tokens, positions = pad_prompts(heads, self._slots.device, start=start)
+            span = start + tokens.shape[1]
             self._slots.forward(tokens, positions, span=span, first_row=first_row, keep=0)
 
     def propose(self, batch: Batch, counts: list[int]) -> Proposal:
@@ -130,7 +134,7 @@ class DraftModelProposer:
             dists.append(dist)
         for index, (row, count) in enumerate(zip(batch.rows, counts, strict=True)):
             self._num_cached[index] = len(row.token_ids) + max(count - 1, 0)
-        counted = torch.tensor(counts, device=batch.device)
+        counted = to_device(counts, batch.device)
         return Proposal(torch.cat(drafts, 1), _concatenate(dists), counted, torch.cat(entries, 1))
 
     def _draw(self, dist: OneHot | Dense, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,7 +182,7 @@ class PromptLookupProposer:
     def reserve(self, *, rows: int, slots: int) -> None:
         """Nothing to keep: the text so far is in the batch."""
 
-    def admit(self, prompts: list[list[int]], *, first_row: int) -> None:
+    def admit(self, prompts: list[list[int]], *, first_row: int, start: int = 0) -> None:
         """Nothing to keep."""
 
     def propose(self, batch: Batch, counts: list[int]) -> Proposal:
@@ -211,14 +215,14 @@ class PromptLookupProposer:
 def _copied(batch: Batch, found: list[list[int]]) -> Proposal:
     """Drafts that were copied from the rows' texts, at least one of them."""
     tokens = _padded(batch, found)
-    lengths = torch.tensor([len(drafts) for drafts in found], device=batch.device)
+    lengths = to_device([len(drafts) for drafts in found], batch.device)
     rows = frozenset(index for index, drafts in enumerate(found) if drafts)
     return Proposal(tokens, OneHot(tokens), lengths, from_text=rows)
 
 
 def _padded(batch: Batch, found: list[list[int]]) -> Tensor:
     width = max(map(len, found))
-    return torch.tensor([f + [0] * (width - len(f)) for f in found], device=batch.device)
+    return to_device([f + [0] * (width - len(f)) for f in found], batch.device)
 
 
 class LookupFirstProposer:
@@ -243,9 +247,9 @@ class LookupFirstProposer:
         """Provide the draft's cache."""
         self._draft.reserve(rows=rows, slots=slots)
 
-    def admit(self, prompts: list[list[int]], *, first_row: int) -> None:
+    def admit(self, prompts: list[list[int]], *, first_row: int, start: int = 0) -> None:
         """Let the draft read the prompts."""
-        self._draft.admit(prompts, first_row=first_row)
+        self._draft.admit(prompts, first_row=first_row, start=start)
 
     def propose(self, batch: Batch, counts: list[int]) -> Proposal:
         """Copies where there are any, else at most the draft's own length of guesses."""
@@ -287,16 +291,18 @@ def _merged(batch: Batch, found: list[list[int]], drafted: Proposal) -> Proposal
     """Copies in the rows that have one, guesses in the others."""
     width = max(drafted.tokens.shape[1], *map(len, found))
     rows = [index for index, copy in enumerate(found) if copy]
-    copies = _padded(batch, [copy + [0] * (width - len(copy)) for copy in found])[rows]
+    # An index of the host would make the device wait, so it is a tensor there.
+    places = to_device(rows, batch.device)
+    copies = _padded(batch, [found[row] + [0] * (width - len(found[row])) for row in rows])
+    lengths = to_device([len(found[row]) for row in rows], batch.device)
     tokens = torch.nn.functional.pad(drafted.tokens, (0, width - drafted.tokens.shape[1]))
-    tokens[rows] = copies
-    counts = drafted.counts.clone()
-    counts[rows] = torch.tensor([len(found[index]) for index in rows], device=batch.device)
+    tokens = tokens.index_copy(0, places, copies)
+    counts = drafted.counts.index_copy(0, places, lengths)
     drawn_from: Distribution = OneHot(tokens)
     if isinstance(drafted.drawn_from, Dense):
         # Copies may lie outside a trimmed vocabulary, so the rows share the whole one.
         probs = densify(drafted.drawn_from, batch.vocab_size, drafted.drawn_from.probs.dtype)
         probs = torch.nn.functional.pad(probs, (0, 0, 0, width - probs.shape[1]))
-        probs[rows] = torch.nn.functional.one_hot(copies, batch.vocab_size).to(probs.dtype)
-        drawn_from = Dense(probs)
+        certain = densify(OneHot(copies), batch.vocab_size, probs.dtype)
+        drawn_from = Dense(probs.index_copy(0, places, certain))
     return Proposal(tokens, drawn_from, counts, from_text=frozenset(rows))

@@ -72,14 +72,15 @@ class SlotModel:
             layers = int(self.config.num_hidden_layers)
             self.cache = SlotCache(layers, rows=rows, slots=slots)
 
-    def release(self) -> None:
-        """Free the cache."""
-        self.cache = None
-
     def move_row(self, source: int, destination: int) -> None:
         """Copy a row's cache over another row's."""
         assert self.cache is not None
         self.cache.move_row(source, destination)
+
+    def clear_row(self, row: int) -> None:
+        """Drop what a row holds; only needed where that may be NaN."""
+        assert self.cache is not None
+        self.cache.clear_row(row)
 
     def forward(
         self,

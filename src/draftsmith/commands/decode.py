@@ -48,6 +48,9 @@ def generate(  # noqa: PLR0913  one option a sampling parameter
     repetition_penalty: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
     presence_penalty: OffAtZero = 0.0,
     frequency_penalty: OffAtZero = 0.0,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the answer before it; repeatable.")
+    ] = None,
     seed: int = 0,
     draft_length: DraftLength = None,
     target: TargetFolder = None,
@@ -72,6 +75,7 @@ def generate(  # noqa: PLR0913  one option a sampling parameter
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
+        stop_strings=stop or (),
         seed=seed,
     )
     if telemetry is not None:

@@ -14,6 +14,8 @@ from draftsmith.decoding.proposers import (
     with_lookup,
 )
 from draftsmith.decoding.request import Event, Request, Result, Sampling, SamplingParams
+from draftsmith.decoding.stopping import StopStrings
+from draftsmith.decoding.token_text import TokenText
 from draftsmith.decoding.trace import Trace
 
 __all__ = [
@@ -31,6 +33,8 @@ __all__ = [
     "RoundCosts",
     "Sampling",
     "SamplingParams",
+    "StopStrings",
+    "TokenText",
     "Trace",
     "with_lookup",
 ]

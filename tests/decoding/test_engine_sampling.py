@@ -49,32 +49,34 @@ def law_of(small):
     return functools.cache(lambda num_new: exact_law(small.reference, PROMPT, num_new, warpers))
 
 
-def sampled(small, kind: str, draft_length: int, num_new: int, proposer=None):
+def sampled(
+    small, kind: str, draft_length: int, num_new: int, *, count=NUM_REQUESTS, proposer=None
+):
     params = SamplingParams(
         max_new_tokens=num_new, temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P
     )
-    requests = [Request(str(i), PROMPT, params) for i in range(NUM_REQUESTS)]
+    requests = [Request(str(i), PROMPT, params) for i in range(count)]
     proposer = proposer or build_proposer(kind, small)
     engine = Engine(small.target, proposer, max_rows=2000, draft_length=draft_length)
     return engine.generate(requests)
 
 
 @pytest.mark.parametrize(
-    ("kind", "draft_length", "num_new"),
+    ("kind", "draft_length", "num_new", "count"),
     [
-        ("draft", 1, 2),
-        ("draft", 1, 3),
-        ("draft", 3, 3),
-        ("draft", 3, 4),
-        ("trimmed", 3, 3),
-        ("lookup", 3, 3),
-        ("lookup_first", 3, 4),
-        ("lookup_first_trimmed", 3, 3),
-        ("none", 0, 3),
+        ("draft", 1, 3, 30000),
+        ("draft", 4, 5, 30000),
+        ("trimmed", 3, 3, NUM_REQUESTS),
+        ("lookup", 3, 3, NUM_REQUESTS),
+        ("lookup_first", 3, 4, NUM_REQUESTS),
+        ("lookup_first_trimmed", 3, 3, NUM_REQUESTS),
+        ("none", 0, 3, NUM_REQUESTS),
     ],
 )
-def test_continuations_follow_the_targets_exact_law(small, law_of, kind, draft_length, num_new):
-    results = sampled(small, kind, draft_length, num_new)
+def test_continuations_follow_the_targets_exact_law(
+    small, law_of, kind, draft_length, num_new, count
+):
+    results = sampled(small, kind, draft_length, num_new, count=count)
     if kind != "none":
         assert 0.1 < accepted_fraction([r.trace for r in results]) < 0.9
     assert p_value(results, law_of(num_new)) > SIGNIFICANCE

@@ -71,10 +71,11 @@ class TokenText:
         if _INCOMPLETE not in text:
             return text.encode()
         name = str(self._tokenizer.convert_ids_to_tokens(token_id))
+        if byte := _ONE_BYTE.fullmatch(name):
+            return bytes.fromhex(byte[1])
         if all(character in _BYTES for character in name):
             return bytes(_BYTES[character] for character in name)
-        byte = _ONE_BYTE.fullmatch(name)
-        return bytes.fromhex(byte[1]) if byte else text.encode()
+        return text.encode()  # the mark itself
 
     def _decode(self, token_ids: Sequence[int], **options: bool) -> str:
         return str(self._tokenizer.decode(list(token_ids), **options))

@@ -94,6 +94,8 @@ def test_a_stop_string_ends_the_printed_text_before_it(project):
     assert data["text"] == whole["text"][: whole["text"].index(stop)]
     assert (data["finish_reason"], data["stopped_by"]) == ("stop", stop)
     assert data["params"]["stop_strings"] == ["no such text", stop]
+    least = run_json(*arguments, "--temperature", "1", *stops, "--min-new-tokens=40", root=project)
+    assert len(least["token_ids"]) == 40
 
 
 def test_an_option_that_generate_does_not_know_is_named(project):

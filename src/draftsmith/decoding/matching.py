@@ -61,12 +61,13 @@ def with_processors(
 
     Such a row goes from position to position, and stops at the first draft that its draw refuses.
     So a processor sees every committed text once, in order, as without drafts, and one that keeps
-    a state never sees a text that was not committed.
+    a state sees no other text; only where a stop string ends the answer inside a round may it see
+    the texts of that round behind it.
 
     Args:
         verdict: Of `match`, right for all other rows.
-        scores: Logits after penalties, `[rows, drafts + 1, vocab]`; a row whose are not finite is
-            left alone.
+        scores: Logits after penalties, `[rows, drafts + 1, vocab]`; a row whose largest
+            are not all finite is left alone.
         batch: The rows.
         proposal: What was drafted.
         uniforms: `[rows, drafts + 1]`, one a position.

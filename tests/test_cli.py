@@ -99,6 +99,25 @@ def test_generate_prints_the_text_tau_and_speed(project):
     assert "tokens/s" in text
 
 
+def test_a_stop_string_ends_the_printed_text_before_it(project):
+    arguments = ("generate", "models:/demo/1", "hello", "--max-new-tokens", "40")
+    whole = run_json(*arguments, "--temperature", "1", root=project)
+    stop = next(c for c in whole["text"][3:] if c.isascii() and c.isprintable())
+    stops = ("--stop", "no such text", f"--stop={stop}")
+    data = run_json(*arguments, "--temperature", "1", *stops, root=project)
+    assert data["text"] == whole["text"][: whole["text"].index(stop)]
+    assert (data["finish_reason"], data["stopped_by"]) == ("stop", stop)
+    assert data["params"]["stop_strings"] == ["no such text", stop]
+    least = run_json(*arguments, "--temperature", "1", *stops, "--min-new-tokens=40", root=project)
+    assert len(least["token_ids"]) == 40
+
+
+def test_an_option_that_generate_does_not_know_is_named(project):
+    done = run("generate", "models:/demo/1", "hello", "--num-beams", "2", root=project)
+    assert done.exit_code == 2
+    assert "--num-beams" in done.stderr
+
+
 def test_history_lists_the_moves_with_their_reasons(project):
     data = run_json("history", root=project)
     assert [(m["version"], m["predecessor"], m["reason"]) for m in data] == [

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -28,11 +29,14 @@ from transformers import (
     Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
     SmolLM3Config,
 )
+
+from draftsmith.decoding import TokenText
 
 WINDOW = 8
 _EAGER = ("gemma2", "gpt_oss")  # what Transformers' sdpa would leave out
@@ -167,3 +171,25 @@ def continue_greedily() -> Callable[[PreTrainedModel, list[int], int], list[int]
 def ragged_prompts() -> list[list[int]]:
     """Prompts of 1, 5, 9, 20 and 3 tokens: below, across and beyond the window of 8."""
     return [[1 + (7 * i + j * j) % 60 for j in range(n)] for i, n in enumerate([1, 5, 9, 20, 3])]
+
+
+# Letters, words that overlap in many ways, and pieces of the three bytes of a euro sign.
+_WORDS = "th he the er an in ing on st op stop pped to re ed at or Ġa Ġthe Ġs Ġto ab ba aa .Ġ Ċa"
+_BYTES = "â Ĥ ¬ Ĥ¬ ¬e eâ"
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """What the 64 ids of the tiny models spell, byte-level; 63 is special."""
+    words = [*"abcdefghijklmnopqrstuvwxyzĠĊ.,!", *_WORDS.split(), *_BYTES.split()]
+    backend = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<end>", special=True)])
+    assert backend.get_vocab_size() == 64
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+@pytest.fixture(scope="session")
+def token_text(tokenizer: PreTrainedTokenizerFast) -> TokenText:
+    """The same for the decoder."""
+    return TokenText(tokenizer)

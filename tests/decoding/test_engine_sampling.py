@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 
 import pytest
+import torch
 from transformers import (
     LogitsProcessorList,
     TemperatureLogitsWarper,
@@ -21,6 +23,7 @@ from draftsmith.decoding import (
     SamplingParams,
 )
 from draftsmith.decoding import acceptance as rule_module
+from draftsmith.decoding.distribution import Dense
 from draftsmith.decoding.trace import accepted_fraction
 from tests.decoding.laws import build_proposer, exact_law, p_value
 
@@ -46,32 +49,34 @@ def law_of(small):
     return functools.cache(lambda num_new: exact_law(small.reference, PROMPT, num_new, warpers))
 
 
-def sampled(small, kind: str, draft_length: int, num_new: int):
+def sampled(
+    small, kind: str, draft_length: int, num_new: int, *, count=NUM_REQUESTS, proposer=None
+):
     params = SamplingParams(
         max_new_tokens=num_new, temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P
     )
-    requests = [Request(str(i), PROMPT, params) for i in range(NUM_REQUESTS)]
-    proposer = build_proposer(kind, small)
+    requests = [Request(str(i), PROMPT, params) for i in range(count)]
+    proposer = proposer or build_proposer(kind, small)
     engine = Engine(small.target, proposer, max_rows=2000, draft_length=draft_length)
     return engine.generate(requests)
 
 
 @pytest.mark.parametrize(
-    ("kind", "draft_length", "num_new"),
+    ("kind", "draft_length", "num_new", "count"),
     [
-        ("draft", 1, 2),
-        ("draft", 1, 3),
-        ("draft", 3, 3),
-        ("draft", 3, 4),
-        ("trimmed", 3, 3),
-        ("lookup", 3, 3),
-        ("lookup_first", 3, 4),
-        ("lookup_first_trimmed", 3, 3),
-        ("none", 0, 3),
+        ("draft", 1, 3, 30000),
+        ("draft", 4, 5, 30000),
+        ("trimmed", 3, 3, NUM_REQUESTS),
+        ("lookup", 3, 3, NUM_REQUESTS),
+        ("lookup_first", 3, 4, NUM_REQUESTS),
+        ("lookup_first_trimmed", 3, 3, NUM_REQUESTS),
+        ("none", 0, 3, NUM_REQUESTS),
     ],
 )
-def test_continuations_follow_the_targets_exact_law(small, law_of, kind, draft_length, num_new):
-    results = sampled(small, kind, draft_length, num_new)
+def test_continuations_follow_the_targets_exact_law(
+    small, law_of, kind, draft_length, num_new, count
+):
+    results = sampled(small, kind, draft_length, num_new, count=count)
     if kind != "none":
         assert 0.1 < accepted_fraction([r.trace for r in results]) < 0.9
     assert p_value(results, law_of(num_new)) > SIGNIFICANCE
@@ -89,6 +94,41 @@ def _softmax_residual(p, q):
 def test_the_test_has_the_power_to_see_a_wrong_residual(small, law_of, monkeypatch, wrong):
     monkeypatch.setattr(rule_module, "residual", wrong)
     results = sampled(small, "draft", 3, 3)
+    law = law_of(3)
+    is_possible = {tuple(result.token_ids) for result in results} <= set(law)
+    assert not is_possible or p_value(results, law) < 1e-9
+
+
+class ArgmaxDraft(DraftModelProposer):
+    """Drafts the most likely token and hands on the law that it did not draw from."""
+
+    def _draw(self, dist, uniforms):
+        entry = dist.probs.argmax(-1)
+        return entry, entry
+
+
+class WarmLaw(DraftModelProposer):
+    """Draws at the temperature and hands on the law before it."""
+
+    def propose(self, batch, counts):
+        proposal = super().propose(batch, counts)
+        probs = proposal.drawn_from.probs**TEMPERATURE
+        return dataclasses.replace(proposal, drawn_from=Dense(probs / probs.sum(-1, keepdim=True)))
+
+
+class TimidDraft(DraftModelProposer):
+    """Draws, then takes back a draft that it thinks unlikely, and all behind it."""
+
+    def propose(self, batch, counts):
+        proposal = super().propose(batch, counts)
+        likely = proposal.drawn_from.probs.gather(-1, proposal.tokens[..., None])[..., 0] > 0.4
+        kept = likely.long().cumprod(-1).sum(-1)
+        return dataclasses.replace(proposal, counts=torch.minimum(proposal.counts, kept))
+
+
+@pytest.mark.parametrize("wrong", [ArgmaxDraft, WarmLaw, TimidDraft])
+def test_the_test_has_the_power_to_see_a_draft_that_misstates_its_law(small, law_of, wrong):
+    results = sampled(small, "draft", 3, 3, proposer=wrong(small.draft))
     law = law_of(3)
     is_possible = {tuple(result.token_ids) for result in results} <= set(law)
     assert not is_possible or p_value(results, law) < 1e-9

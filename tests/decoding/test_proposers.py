@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from draftsmith.decoding.batch import Batch, Row
-from draftsmith.decoding.distribution import Dense, OneHot
+from draftsmith.decoding.distribution import Dense, OneHot, draw
 from draftsmith.decoding.proposers import (
     DraftModelProposer,
     LookupFirstProposer,
@@ -15,6 +15,7 @@ from draftsmith.decoding.proposers import (
     PromptLookupProposer,
     empty_proposal,
 )
+from draftsmith.decoding.randomness import Purpose, uniform
 from draftsmith.decoding.request import Request, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("inference")
@@ -105,6 +106,19 @@ def test_the_law_that_is_handed_on_is_the_one_that_was_drawn_from(llama, ragged_
         logits = teacher_forced(llama.reference, prompt, proposal.tokens[row].tolist())
         want = (logits / 0.8).softmax(-1)
         torch.testing.assert_close(proposal.drawn_from.probs[row], want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_drafts_are_drawn_from_the_very_numbers_that_are_handed_on(llama, ragged_prompts, dtype):
+    """Not from a copy of another dtype: the ratio would be one of two laws."""
+    batch = batch_of(*ragged_prompts, temperature=0.8)
+    proposer = admitted(DraftModelProposer(copy.deepcopy(llama.reference).to(dtype)), batch)
+    proposal = proposer.propose(batch, [3] * 5)
+    assert isinstance(proposal.drawn_from, Dense)
+    assert proposal.drawn_from.probs.dtype == torch.float32
+    positions = batch.lengths()[:, None] + torch.arange(3)
+    uniforms = uniform(batch.keys[:, None], positions, Purpose.DRAFT)
+    assert proposal.tokens.equal(draw(proposal.drawn_from, uniforms))
 
 
 @pytest.mark.parametrize("num_committed", [1, 2, 3, 4])

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
-from draftsmith.decoding.request import SamplingParams
+from draftsmith.decoding.request import SamplingParams, require_known
 from draftsmith.errors import DecodingError
 
 
@@ -29,10 +30,15 @@ from draftsmith.errors import DecodingError
         ("frequency_penalty", math.inf),
         ("min_new_tokens", -1),
         ("min_new_tokens", 5),
+        ("stop_token_ids", (3, -1)),
+        ("stop_strings", "END"),  # three stop strings of one letter, were it taken
+        ("stop_strings", ("",)),
+        ("stop_strings", (3,)),
+        ("stop_strings", ("\udcff",)),  # half of a character: no tokens spell it
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(name, value):
-    with pytest.raises(DecodingError, match=rf"{name}: found {value!r}; expected"):
+    with pytest.raises(DecodingError, match=rf"{name}: found {re.escape(repr(value))}; expected"):
         SamplingParams(**{"max_new_tokens": 4, name: value})
 
 
@@ -51,6 +57,7 @@ def test_a_value_out_of_range_is_refused_by_name(name, value):
         {"presence_penalty": -2.0},
         {"frequency_penalty": -2.0},
         {"min_new_tokens": 4},
+        {"stop_strings": ["\n", "€"]},
     ],
 )
 def test_the_ends_of_the_ranges_are_allowed(values):
@@ -60,6 +67,12 @@ def test_the_ends_of_the_ranges_are_allowed(values):
 def test_unknown_parameters_are_refused_rather_than_ignored():
     with pytest.raises(TypeError, match="length_penalty"):
         SamplingParams(max_new_tokens=4, length_penalty=1.2)
+
+
+def test_parameters_that_are_not_supported_are_named_with_those_that_are():
+    with pytest.raises(DecodingError, match="num_beams, do_sample.*one of max_new_tokens, temp"):
+        require_known({"temperature": 0.3, "num_beams": 2, "do_sample": True})
+    require_known({"temperature": 0.3, "stop_strings": ("a",)})
 
 
 def test_defaults_are_greedy_and_untruncated():

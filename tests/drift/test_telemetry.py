@@ -71,7 +71,9 @@ def test_a_trace_becomes_counts_by_position():
 
 def test_parameters_that_shape_the_distribution_are_named_and_no_others():
     trace = trace_of((1, 0, 1, False))
-    sampled = SamplingParams(max_new_tokens=8, temperature=0.7, top_k=5, seed=3)
+    sampled = SamplingParams(
+        max_new_tokens=8, temperature=0.7, top_k=5, seed=3, stop_strings=("a",)
+    )
     greedy = SamplingParams(max_new_tokens=8, top_k=5, repetition_penalty=1.2)
     assert describe(trace, sampled).shaped_by == ("top_k",)
     assert describe(trace, greedy).shaped_by == ("repetition_penalty",)

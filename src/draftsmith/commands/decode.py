@@ -41,6 +41,7 @@ def generate(  # noqa: PLR0913  one option a sampling parameter
     prompt: Prompt,
     *,
     max_new_tokens: AtLeastOne = 128,
+    min_new_tokens: Annotated[int, typer.Option(min=0, help="No stop before; 0 is off.")] = 0,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
     top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
@@ -48,6 +49,9 @@ def generate(  # noqa: PLR0913  one option a sampling parameter
     repetition_penalty: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
     presence_penalty: OffAtZero = 0.0,
     frequency_penalty: OffAtZero = 0.0,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the answer before it; repeatable.")
+    ] = None,
     seed: int = 0,
     draft_length: DraftLength = None,
     target: TargetFolder = None,
@@ -65,6 +69,7 @@ def generate(  # noqa: PLR0913  one option a sampling parameter
         prompt,
         draft_length=draft_length,
         max_new_tokens=max_new_tokens,
+        min_new_tokens=min_new_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -72,6 +77,7 @@ def generate(  # noqa: PLR0913  one option a sampling parameter
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
+        stop_strings=stop or (),
         seed=seed,
     )
     if telemetry is not None:

@@ -15,6 +15,8 @@ from draftsmith.decoding.proposers import (
     with_lookup,
 )
 from draftsmith.decoding.request import Event, Request, Result, Sampling, SamplingParams
+from draftsmith.decoding.stopping import StopStrings
+from draftsmith.decoding.token_text import TokenText
 from draftsmith.decoding.trace import Trace
 
 __all__ = [
@@ -33,6 +35,8 @@ __all__ = [
     "RoundCosts",
     "Sampling",
     "SamplingParams",
+    "StopStrings",
+    "TokenText",
     "Trace",
     "with_lookup",
 ]

@@ -10,6 +10,7 @@ Source: Leviathan et al. 2023, theorem 1; Chen et al. 2023, algorithm 2.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,10 @@ class Verdict:
     next_token: Tensor
 
 
+# Target laws, drafts, uniforms for acceptance, uniforms for draws.
+Verify = Callable[[Distribution, Proposal, Tensor, Tensor], Verdict]
+
+
 def acceptance(p: Tensor, q: Tensor) -> Tensor:
     """Probability min(1, p / q) that a token drawn with probability q > 0 is kept."""
     return torch.clamp(p / q, max=1.0)
@@ -79,12 +84,10 @@ def verify(p: Distribution, proposal: Proposal, accept: Tensor, draw: Tensor) ->
         draw: Uniforms `[rows, drafts + 1]`; the one at the position of the next token is used.
     """
     num_drafts = proposal.tokens.shape[1]
-    places = torch.arange(num_drafts, device=proposal.tokens.device)
     p_tokens = probability(p, proposal.tokens)
     q_tokens = probability(proposal.drawn_from, proposal.tokens, proposal.entries)
     kept = accept.to(p_tokens.dtype) * q_tokens < p_tokens
-    kept &= places < proposal.counts[:, None]
-    num_accepted = kept.long().cumprod(-1).sum(-1)
+    num_accepted = longest_prefix(kept, proposal.counts)
     if isinstance(p, OneHot):
         # The residual of a one-hot p is p whatever q is: max(0, p - q) is zero off p's only id, and
         # all zero falls back to p.
@@ -97,6 +100,17 @@ def verify(p: Distribution, proposal: Proposal, accept: Tensor, draw: Tensor) ->
         q_next = densify(_at(proposal.drawn_from, rows, place), p_next.shape[-1], p_next.dtype)
         p_next = torch.where(rejected[:, None], residual(p_next, q_next[:, 0]), p_next)
     return Verdict(num_accepted, sample(p_next, draw[rows, num_accepted]))
+
+
+def longest_prefix(kept: Tensor, counts: Tensor) -> Tensor:
+    """How many drafts of a row stand before the first that is not kept: int64 `[rows]`.
+
+    Args:
+        kept: bool `[rows, drafts]`.
+        counts: int64 `[rows]`: what stands behind so many drafts is padding.
+    """
+    places = torch.arange(kept.shape[1], device=kept.device)
+    return (kept & (places < counts[:, None])).long().cumprod(-1).sum(-1)
 
 
 def _at(distribution: Distribution, rows: Tensor, places: Tensor) -> Distribution:

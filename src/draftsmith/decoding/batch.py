@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftsmith.decoding.distribution import SamplingTensors
 from draftsmith.decoding.penalties import History, Penalties, penalise
-from draftsmith.decoding.randomness import request_key
+from draftsmith.decoding.randomness import Purpose, request_key
 from draftsmith.decoding.request import Request
 from draftsmith.decoding.trace import Trace
 
@@ -30,8 +30,13 @@ class Row:
     trace: Trace = field(default_factory=Trace)
 
     @property
+    def answer_ids(self) -> list[int]:
+        """Tokens committed so far; a copy."""
+        return self.token_ids[len(self.request.prompt_ids) :]
+
+    @property
     def num_new(self) -> int:
-        """Tokens committed so far."""
+        """How many these are."""
         return len(self.token_ids) - len(self.request.prompt_ids)
 
     @property
@@ -41,11 +46,18 @@ class Row:
 
 
 class Batch:
-    """Rows in order of their cache rows, and their sampling parameters as tensors on `device`."""
+    """Rows in order of their cache rows, and their sampling parameters as tensors on `device`.
 
-    def __init__(self, device: torch.device, vocab_size: int) -> None:
+    `draft_purpose` is what drafts are drawn for: with the target's own uniforms a draft of the same
+    law draws the same token, which is what verification by comparison hopes for.
+    """
+
+    def __init__(
+        self, device: torch.device, vocab_size: int, draft_purpose: Purpose = Purpose.DRAFT
+    ) -> None:
         self.device = device
         self.vocab_size = vocab_size
+        self.draft_purpose = draft_purpose
         self.rows: list[Row] = []
         self._forget_parameters()
 
@@ -132,9 +144,8 @@ class Batch:
         used = torch.zeros(len(self.rows), self.vocab_size, dtype=torch.int32)
         new = torch.zeros_like(used)
         for index, row in enumerate(self.rows):
-            token_ids = torch.tensor(row.token_ids)
-            answer = token_ids[len(row.request.prompt_ids) :]
-            for table, ids in ((used, token_ids), (new, answer)):
+            for table, held in ((used, row.token_ids), (new, row.answer_ids)):
+                ids = torch.tensor(held, dtype=torch.long)
                 table[index].scatter_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
         num_new = self._tensor([row.num_new for row in self.rows], torch.long)
         used, new = (table.to(self.device, non_blocking=True) for table in (used, new))

@@ -11,26 +11,27 @@ Source: Leviathan et al. 2023 (arXiv 2211.17192), algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftsmith.decoding.acceptance import Proposal, Verdict, verify
+from draftsmith.decoding.acceptance import Proposal, Verify
 from draftsmith.decoding.admission import PREFILL_CHUNK, Admission
 from draftsmith.decoding.batch import Batch, Row
-from draftsmith.decoding.distribution import Distribution, distribution
+from draftsmith.decoding.distribution import distribution
 from draftsmith.decoding.draft_length import DraftLength, FixedLength
 from draftsmith.decoding.faults import RequestFaultError, not_finite
+from draftsmith.decoding.matching import VerifyMode, match, rule_named, with_processors
 from draftsmith.decoding.proposers import Proposer, empty_proposal
 from draftsmith.decoding.randomness import Purpose, uniform
-from draftsmith.decoding.request import Event, Request, Result
+from draftsmith.decoding.request import Event, Request, Result, require_means
 from draftsmith.decoding.slot_model import SlotModel
+from draftsmith.decoding.stopping import trim
+from draftsmith.decoding.token_text import TokenText
 from draftsmith.errors import DecodingError
-
-Verify = Callable[[Distribution, Proposal, Tensor, Tensor], Verdict]
 
 
 class Engine:
@@ -43,6 +44,10 @@ class Engine:
         draft_length: Tokens proposed in a round, or who chooses them before each; 0 is
             autoregressive decoding. Where the choice varies and temperature is above 0, the law of
             a request's tokens is the target's, but they depend on its neighbours.
+        verify: "rejection" accepts as many drafts as the target's law allows; "match" compares
+            them with the target's own draws, so that tokens never depend on drafts, and carries
+            logits processors.
+        token_text: What tokens spell; needed by requests with stop strings.
 
     Raises:
         DecodingError: A parameter is out of range, or the target's cache cannot be rolled back.
@@ -55,6 +60,8 @@ class Engine:
         *,
         max_rows: int,
         draft_length: int | DraftLength,
+        verify: VerifyMode = "rejection",
+        token_text: TokenText | None = None,
     ) -> None:
         chosen = FixedLength(draft_length) if isinstance(draft_length, int) else draft_length
         _require_at_least("max_rows", max_rows, least=1)
@@ -63,7 +70,8 @@ class Engine:
         self._proposer = proposer
         self.max_rows = max_rows
         self._length = chosen
-        self.verify: Verify = verify
+        self.verify: Verify = rule_named(verify)
+        self._token_text = token_text
         self._batch = self._empty_batch()
         self._line = Admission(self._target, proposer)
         self._num_rows = self._max_context = 0
@@ -163,7 +171,7 @@ class Engine:
             DecodingError: No such request waits or is in flight.
         """
         row = self._take_out(request_id)
-        return Result(request_id, row.token_ids[len(row.request.prompt_ids) :], "abort", row.trace)
+        return Result(request_id, row.answer_ids, "abort", row.trace)
 
     @torch.inference_mode()
     def preempt(self, request_id: str) -> None:
@@ -192,7 +200,8 @@ class Engine:
         )
 
     def _empty_batch(self) -> Batch:
-        return Batch(self._target.device, int(self._target.config.vocab_size))
+        purpose = Purpose.SAMPLE if self.verify is match else Purpose.DRAFT
+        return Batch(self._target.device, int(self._target.config.vocab_size), purpose)
 
     def _check(self, requests: Sequence[Request]) -> None:
         limit = min(self._target.max_positions, self._proposer.max_positions, self._max_context)
@@ -206,6 +215,8 @@ class Engine:
             )
         seen = {row.request.request_id for row in (*self._batch.rows, *self._line.rows)}
         for request in requests:
+            can_spell = self._token_text is not None
+            require_means(request, can_match=self.verify is match, can_spell=can_spell)
             prompt, length = request.prompt_ids, _length(request)
             faults = {
                 "an empty prompt": not prompt,
@@ -233,7 +244,7 @@ class Engine:
         events = []
         for index, row in enumerate(batch.rows):
             accepted = num_accepted[index]
-            committed = _trim(tokens[index][: accepted + 1], row)
+            committed, stopped_by = trim(tokens[index][: accepted + 1], row, self._token_text)
             row.token_ids += committed
             row.trace.record(
                 drafted=drafted[index],
@@ -241,7 +252,7 @@ class Engine:
                 committed=len(committed),
                 from_text=index in proposal.from_text,
             )
-            events.append(Event(row.request.request_id, committed, _result(row)))
+            events.append(Event(row.request.request_id, committed, _result(row, stopped_by)))
         self._proposer.observe(batch)
         self._length.observe(drafted, num_accepted)
         for index in reversed(range(len(events))):
@@ -262,9 +273,11 @@ class Engine:
         positions = start + steps
         inputs = torch.cat([pending, proposal.tokens], 1)
         logits = self._target.forward(inputs, positions, span=batch.span + width - 1).float()
-        p = distribution(batch.adjust(logits, proposal.tokens), batch.sampling)
+        scores = batch.adjust(logits, proposal.tokens)
         accept, draw = self._uniforms(positions + 1)
+        p = distribution(scores, batch.sampling)
         verdict = self.verify(p, proposal, accept[:, :-1], draw)
+        verdict = with_processors(verdict, scores, batch=batch, proposal=proposal, uniforms=draw)
         is_finite = torch.isfinite(logits.amax(-1)).all(-1)
         tokens = torch.cat([proposal.tokens, pending], 1)
         tokens.scatter_(1, verdict.num_accepted[:, None], verdict.next_token[:, None])
@@ -313,20 +326,9 @@ def _length(request: Request) -> int:
     return len(request.prompt_ids) + request.params.max_new_tokens
 
 
-def _trim(token_ids: list[int], row: Row) -> list[int]:
-    """Cut behind the first stop token and at the length limit."""
-    token_ids = token_ids[: row.num_remaining]
-    for place, token in enumerate(token_ids):
-        if token in row.request.params.stop_token_ids:
-            return token_ids[: place + 1]
-    return token_ids
-
-
-def _result(row: Row) -> Result | None:
+def _result(row: Row, stopped_by: int | str | None) -> Result | None:
     """The result of a finished row, None while it goes on."""
-    stopped = row.token_ids[-1] in row.request.params.stop_token_ids
-    if not stopped and row.num_remaining > 0:
+    if stopped_by is None and row.num_remaining > 0:
         return None
-    new = row.token_ids[len(row.request.prompt_ids) :]
-    reason: Literal["stop", "length"] = "stop" if stopped else "length"
-    return Result(row.request.request_id, new, reason, row.trace)
+    reason: Literal["stop", "length"] = "length" if stopped_by is None else "stop"
+    return Result(row.request.request_id, row.answer_ids, reason, row.trace, stopped_by)

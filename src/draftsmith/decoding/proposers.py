@@ -22,7 +22,7 @@ from draftsmith.decoding.distribution import (
     distribution,
     sample,
 )
-from draftsmith.decoding.randomness import Purpose, uniform
+from draftsmith.decoding.randomness import uniform
 from draftsmith.decoding.slot_model import SlotModel
 
 
@@ -128,7 +128,8 @@ class DraftModelProposer:
             logits = batch.adjust(logits, so_far, self._token_ids)
             dist = distribution(logits, batch.sampling, self._token_ids)
             positions = positions[:, -1:] + 1
-            entry, tokens = self._draw(dist, uniform(batch.keys[:, None], positions, Purpose.DRAFT))
+            uniforms = uniform(batch.keys[:, None], positions, batch.draft_purpose)
+            entry, tokens = self._draw(dist, uniforms)
             drafts.append(tokens)
             entries.append(entry)
             dists.append(dist)

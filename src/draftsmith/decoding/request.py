@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from draftsmith.decoding.trace import Trace
 from draftsmith.errors import DecodingError
+
+if TYPE_CHECKING:
+    from transformers import LogitsProcessor
 
 _MIN_TEMPERATURE = 1e-6  # below it logits / temperature leaves float32
 
@@ -35,6 +39,24 @@ class Sampling(TypedDict, total=False):
     frequency_penalty: float
     min_new_tokens: int
     seed: int
+    stop_token_ids: tuple[int, ...]
+    stop_strings: Sequence[str]
+
+
+def require_known(values: Mapping[str, object]) -> None:
+    """Refuse parameters that are not supported.
+
+    Raises:
+        DecodingError: There is one; names it.
+    """
+    unknown = [name for name in values if name not in Sampling.__annotations__]
+    if unknown:
+        raise DecodingError(
+            f"sampling parameter {', '.join(unknown)}",
+            found="a parameter that is not supported",
+            expected=f"one of {', '.join(Sampling.__annotations__)}",
+            remedy="leave it out, or bring it as a logits processor under verify='match'",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +72,12 @@ class SamplingParams:
         repetition_penalty: Positive; divides the logits of tokens in prompt and answer; 1 is off.
         presence_penalty: Subtracted from the logits of tokens in the answer; 0 is off.
         frequency_penalty: The same for each occurrence; 0 is off.
-        min_new_tokens: No stop token is committed before so many tokens; 0 is off.
+        min_new_tokens: No stop token is committed, and no stop string ends the answer, before so
+            many tokens; 0 is off.
         seed: With the request id, the key of all its draws.
         stop_token_ids: Generation ends after one of these is committed; it is part of the result.
+        stop_strings: Generation ends after the token that completes one of these in the answer's
+            text; that token is part of the result.
 
     Raises:
         DecodingError: A value is out of range; names the parameter.
@@ -69,6 +94,7 @@ class SamplingParams:
     min_new_tokens: int = 0
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    stop_strings: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -91,6 +117,10 @@ class SamplingParams:
         least = self.min_new_tokens
         expected = f"0 to max_new_tokens ({tokens})"
         _require("min_new_tokens", least, expected=expected, ok=0 <= least <= tokens)
+        ids, strings = self.stop_token_ids, self.stop_strings
+        _require("stop_token_ids", ids, expected="ids, 0 or more", ok=all(i >= 0 for i in ids))
+        usable = not isinstance(strings, str) and all(map(_is_text, strings))
+        _require("stop_strings", strings, expected="several non-empty texts", ok=usable)
 
     @property
     def depends_on_history(self) -> bool:
@@ -103,26 +133,74 @@ class SamplingParams:
         return is_penalised or self.min_new_tokens > 0
 
 
+def _is_text(value: object) -> bool:
+    """Whether it is a text that some tokens can spell: not empty, no half of a surrogate pair."""
+    if not isinstance(value, str) or not value:
+        return False
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
 @dataclass(frozen=True)
 class Request:
-    """A prompt to be continued. `request_id` must be unique among the requests of one call."""
+    """A prompt to be continued.
+
+    Attributes:
+        request_id: Unique among the requests of one call.
+        prompt_ids: At least one token.
+        params: How to sample it.
+        logits_processors: Change the scores after penalties and before the temperature, one after
+            the other; each is called with the row's text, int64 `[1, tokens]`, and float32 scores
+            `[1, vocab]`. Only an engine with `verify="match"` takes them.
+    """
 
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
+    logits_processors: Sequence[LogitsProcessor] = ()
+
+
+def require_means(request: Request, *, can_match: bool, can_spell: bool) -> None:
+    """Refuse a request that needs an engine of another make.
+
+    Args:
+        request: Any.
+        can_match: The engine verifies by comparison.
+        can_spell: It knows what tokens spell.
+
+    Raises:
+        DecodingError: Names the processors, or the stop strings.
+    """
+    processors = ", ".join(type(processor).__name__ for processor in request.logits_processors)
+    for needed, has, found, means in (
+        (processors, can_match, f"logits processors {processors}", 'verify="match"'),
+        (request.params.stop_strings, can_spell, "stop_strings", "token_text"),
+    ):
+        if needed and not has:
+            raise DecodingError(
+                f"request {request.request_id}",
+                found=found,
+                expected=f"an engine that was made with {means}",
+                remedy=f"pass {means} to the engine, or leave them out",
+            )
 
 
 @dataclass(frozen=True)
 class Result:
     """Committed tokens of a request.
 
-    `finish_reason` is stop (a stop token ended it), length, or abort (it was taken out).
+    Attributes:
+        request_id: The request's.
+        token_ids: The stop token, or the one that completed a stop string, included.
+        finish_reason: stop, length, or abort (it was taken out).
+        trace: Its rounds.
+        stopped_by: The stop token or stop string that ended it; None where none did.
     """
 
     request_id: str
     token_ids: list[int]
     finish_reason: Literal["stop", "length", "abort"]
     trace: Trace
+    stopped_by: int | str | None = None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from draftsmith.decoding.trace import Trace
 
 # Sampling parameters that leave each token's distribution as temperature makes it.
-_NO_SHAPE = ("max_new_tokens", "temperature", "seed", "stop_token_ids")
+_NO_SHAPE = ("max_new_tokens", "temperature", "seed", "stop_token_ids", "stop_strings")
 _NO_SHAPE_IF_GREEDY = ("top_k", "top_p", "min_p")
 
 

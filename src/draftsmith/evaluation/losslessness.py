@@ -25,10 +25,9 @@ from draftsmith.decoding import (
     SamplingParams,
     with_lookup,
 )
-from draftsmith.decoding.acceptance import Proposal, Verdict
+from draftsmith.decoding.acceptance import Proposal, Verdict, Verify
 from draftsmith.decoding.batch import pad_prompts
 from draftsmith.decoding.distribution import Distribution, draw
-from draftsmith.decoding.engine import Verify
 from draftsmith.decoding.slot_model import SlotModel
 from draftsmith.drafts.checkpoint import LoadedDraft
 

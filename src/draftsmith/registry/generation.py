@@ -1,7 +1,9 @@
 """A loaded pair: text in, text out, through the lossless engine.
 
-Knows neither where the pair came from nor how it is registered. One object serves one caller at a
-time; the engine keeps the state of the running requests.
+A stop string ends the text before its first character, as in OpenAI's API, while the token ids go
+on to the token that completed it, as in Transformers' `generate`. Knows neither where the pair came
+from nor how it is registered. One object serves one caller at a time; the engine keeps the state of
+the running requests.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from draftsmith.decoding import (
     DraftModelProposer,
@@ -18,14 +20,21 @@ from draftsmith.decoding import (
     Result,
     Sampling,
     SamplingParams,
+    StopStrings,
+    TokenText,
     Trace,
     with_lookup,
 )
+from draftsmith.decoding.matching import VerifyMode
+from draftsmith.decoding.request import require_known
 from draftsmith.decoding.trace import block_efficiency
 from draftsmith.drafts.checkpoint import LoadedDraft
 from draftsmith.errors import TargetError
 from draftsmith.registry.pair import PairRecord
 from draftsmith.targets.loading import LoadedTarget
+
+if TYPE_CHECKING:
+    from transformers import LogitsProcessor
 
 Messages = Sequence[Mapping[str, str]]
 _REQUEST_ID = "0"
@@ -38,7 +47,11 @@ class Generation:
     """One answer and what it took.
 
     Attributes:
-        token_ids: Committed tokens, the stop token included.
+        text: What the tokens spell, without special tokens; it ends before a stop string.
+        token_ids: Committed tokens; the stop token, or the one that completed a stop string,
+            included.
+        finish_reason: stop or length.
+        stopped_by: The stop token or stop string that ended it, else None.
         num_rounds: Target forwards after the prefill.
         block_efficiency: Tokens committed per target forward (tau).
         tokens_per_s: Committed tokens over the wall time of the whole call, prefill included.
@@ -49,6 +62,8 @@ class Generation:
 
     text: str
     token_ids: list[int]
+    finish_reason: Literal["stop", "length", "abort"]
+    stopped_by: int | str | None
     num_rounds: int
     num_drafted: int
     num_accepted: int
@@ -86,6 +101,7 @@ class Pair:
         self.draft_length = draft_length
         self.lookup_length = lookup_length
         self._target = target
+        self._token_text = TokenText(target.tokenizer)
         self._proposer = DraftModelProposer(draft.model, draft.token_ids)
 
     def generate(
@@ -93,6 +109,8 @@ class Pair:
         messages_or_text: Messages | str,
         *,
         draft_length: int | None = None,
+        verify: VerifyMode = "rejection",
+        logits_processors: Sequence[LogitsProcessor] = (),
         **sampling: Unpack[Sampling],
     ) -> Generation:
         """Continue a chat or a text exactly as the target alone would.
@@ -101,16 +119,18 @@ class Pair:
             messages_or_text: A chat (`[{"role": ..., "content": ...}]`), or a text: one user turn
                 where the target has a chat template, a plain prefix where it has none.
             draft_length: Tokens proposed in a round; None takes the one that was measured best.
+            verify: "match" makes a seed's answer independent of the drafts; see `Engine`.
+            logits_processors: Of Transformers; they need `verify="match"`.
             **sampling: Fields of `SamplingParams`; greedy and at most 128 new tokens unless they
-                say otherwise.
+                say otherwise. `stop_token_ids` are added to those that end the target's turns.
 
         Raises:
-            DecodingError: A parameter is out of range, or the context is too long.
+            DecodingError: A parameter is out of range or not supported, or the context is too long.
             TargetError: A chat was given and the target has no chat template.
         """
-        request = self._request(messages_or_text, sampling)
+        request = self._request(messages_or_text, logits_processors, sampling)
         start = time.perf_counter()
-        result = self._engine(draft_length).generate([request])[0]
+        result = self._engine(draft_length, verify).generate([request])[0]
         return self._generation(request, result, time.perf_counter() - start)
 
     def stream(
@@ -118,15 +138,28 @@ class Pair:
         messages_or_text: Messages | str,
         *,
         draft_length: int | None = None,
+        verify: VerifyMode = "rejection",
+        logits_processors: Sequence[LogitsProcessor] = (),
         **sampling: Unpack[Sampling],
     ) -> Iterator[str]:
-        """As `generate`, yielding the text in pieces; their concatenation is the same text."""
-        request = self._request(messages_or_text, sampling)
+        """As `generate`, yielding the text in pieces; their concatenation is the same text.
+
+        What may yet become a stop string is held back until it is known.
+        """
+        request = self._request(messages_or_text, logits_processors, sampling)
+        return self._pieces(request, self._engine(draft_length, verify))
+
+    def _pieces(self, request: Request, engine: Engine) -> Iterator[str]:
+        stops = StopStrings(request.params.stop_strings, self._token_text)
         token_ids: list[int] = []
         sent = ""
-        for event in self._engine(draft_length).stream([request]):
+        for event in engine.stream([request]):
             token_ids.extend(event.token_ids)
-            text = self._decode(token_ids)
+            if event.result is not None:
+                text = self._text(request, event.result)
+            else:
+                num_held = stops.num_held(token_ids)
+                text = self._token_text.text(token_ids, num_hidden=num_held)
             # A character of several tokens shows as a replacement mark until it is complete.
             if event.result is None and text.endswith(_INCOMPLETE):
                 continue
@@ -134,10 +167,26 @@ class Pair:
                 yield text[len(sent) :]
                 sent = text
 
-    def _request(self, messages_or_text: Messages | str, sampling: Sampling) -> Request:
+    def _text(self, request: Request, result: Result) -> str:
+        """What is shown of an answer: all of it, or what stands before a stop string."""
+        match = None
+        if isinstance(result.stopped_by, str):
+            stops = StopStrings(request.params.stop_strings, self._token_text)
+            match = stops.completed(result.token_ids)
+        return self._token_text.text(result.token_ids, num_hidden=match.num_bytes if match else 0)
+
+    def _request(
+        self,
+        messages_or_text: Messages | str,
+        logits_processors: Sequence[LogitsProcessor],
+        sampling: Sampling,
+    ) -> Request:
+        require_known(sampling)
         given: Sampling = {"max_new_tokens": _MAX_NEW_TOKENS, **sampling}
-        params = SamplingParams(**given, stop_token_ids=self._stop_token_ids())
-        return Request(_REQUEST_ID, self._encode(messages_or_text), params)
+        stop_ids = {*self._stop_token_ids(), *given.get("stop_token_ids", ())}
+        given["stop_token_ids"] = tuple(sorted(stop_ids))
+        prompt_ids = self._encode(messages_or_text)
+        return Request(_REQUEST_ID, prompt_ids, SamplingParams(**given), tuple(logits_processors))
 
     def _stop_token_ids(self) -> tuple[int, ...]:
         """The ids that ended turns in the corpus, too: generation config and tokenizer."""
@@ -146,10 +195,17 @@ class Pair:
         known = {int(i) for i in [*ids, self._target.tokenizer.eos_token_id] if i is not None}
         return tuple(sorted(known))
 
-    def _engine(self, draft_length: int | None) -> Engine:
+    def _engine(self, draft_length: int | None, verify: VerifyMode) -> Engine:
         length = self.draft_length if draft_length is None else draft_length
         proposer, length = with_lookup(self._proposer, length, self.lookup_length)
-        return Engine(self._target.model, proposer, max_rows=1, draft_length=length)
+        return Engine(
+            self._target.model,
+            proposer,
+            max_rows=1,
+            draft_length=length,
+            verify=verify,
+            token_text=self._token_text,
+        )
 
     def _encode(self, messages_or_text: Messages | str) -> list[int]:
         tokenizer = self._target.tokenizer
@@ -171,14 +227,13 @@ class Pair:
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         return list(tokenizer(text, add_special_tokens=False).input_ids)
 
-    def _decode(self, token_ids: list[int]) -> str:
-        return str(self._target.tokenizer.decode(token_ids, skip_special_tokens=True))
-
     def _generation(self, request: Request, result: Result, seconds: float) -> Generation:
         trace = result.trace
         return Generation(
-            text=self._decode(result.token_ids),
+            text=self._text(request, result),
             token_ids=list(result.token_ids),
+            finish_reason=result.finish_reason,
+            stopped_by=result.stopped_by,
             num_rounds=trace.num_rounds,
             num_drafted=sum(trace.drafted),
             num_accepted=sum(trace.accepted),

@@ -1,0 +1,88 @@
+"""A loaded pair: what text it shows, when, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import SuppressTokensLogitsProcessor
+
+from draftsmith.drafts.checkpoint import load_draft
+from draftsmith.errors import DecodingError
+from draftsmith.registry.generation import Pair
+from draftsmith.targets.loading import load_target
+from tests.registry.tiny_models import save_draft_for, save_target
+
+INCOMPLETE = "\ufffd"
+OPTIONS = {"max_new_tokens": 60, "temperature": 1.0, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    record = save_draft_for(save_target(folder / "target"), folder / "draft")
+    target = load_target(folder / "target", dtype="float32")
+    draft = load_draft(folder / "draft", target.model, target_digest=None)
+    return Pair(record, {}, target=target, draft=draft, draft_length=3)
+
+
+@pytest.fixture(scope="module")
+def whole(pair):
+    """An answer of single bytes, most of them broken characters."""
+    answer = pair.generate("hello", **OPTIONS)
+    assert (answer.finish_reason, answer.stopped_by) == ("length", None)
+    return answer
+
+
+def stop_strings(text: str) -> list[str]:
+    """Texts of one to three characters from all over an answer."""
+    pieces = [text[i : i + 1 + i % 3] for i in range(len(text) - 2)]
+    return [piece for piece in pieces if INCOMPLETE not in piece]
+
+
+def test_text_ends_before_a_stop_string_and_token_ids_behind_it(pair, whole):
+    strings = stop_strings(whole.text)
+    assert len(strings) > 8
+    for string in strings:
+        answer = pair.generate("hello", **OPTIONS, stop_strings=(string, "nowhere"))
+        shown, _, _ = whole.text.partition(string)
+        assert answer.text == shown
+        assert (answer.finish_reason, answer.stopped_by) == ("stop", string)
+        assert answer.token_ids == whole.token_ids[: len(answer.token_ids)]
+        assert pair._token_text.text(answer.token_ids) == shown + string
+
+
+def test_a_stream_shows_nothing_of_a_stop_string(pair, whole):
+    for string in stop_strings(whole.text):
+        shown, _, _ = whole.text.partition(string)
+        pieces = list(pair.stream("hello", **OPTIONS, stop_strings=[string]))
+        assert "".join(pieces) == shown
+
+
+def test_a_stream_shows_what_only_began_a_stop_string(pair, whole):
+    begun = [string + "\x00 never" for string in stop_strings(whole.text)]
+    begun.append(whole.text[-1] + " never")
+    assert "".join(pair.stream("hello", **OPTIONS, stop_strings=begun)) == whole.text
+
+
+def test_stop_token_ids_are_added_to_those_of_the_target(pair, whole):
+    stop = whole.token_ids[4]
+    answer = pair.generate("hello", **OPTIONS, stop_token_ids=(stop,))
+    assert answer.token_ids == whole.token_ids[: whole.token_ids.index(stop) + 1]
+    assert answer.stopped_by == stop
+    assert set(answer.params.stop_token_ids) == {2, stop}
+
+
+@pytest.mark.parametrize("name", ["num_beams", "do_sample", "length_penalty", "stop"])
+def test_a_parameter_that_is_not_supported_is_refused_by_name_at_the_call(pair, name):
+    for call in (pair.generate, pair.stream):
+        with pytest.raises(DecodingError, match=f"sampling parameter {name}: .*stop_strings"):
+            call("hello", **{name: 1})
+
+
+def test_a_logits_processor_needs_the_mode_that_can_carry_it(pair, whole):
+    banned = SuppressTokensLogitsProcessor([whole.token_ids[0]])
+    with pytest.raises(DecodingError, match="SuppressTokensLogitsProcessor"):
+        pair.generate("hello", logits_processors=[banned])
+    answer = pair.generate("hello", verify="match", logits_processors=[banned], **OPTIONS)
+    assert whole.token_ids[0] not in answer.token_ids
+    options = {"verify": "match", "logits_processors": [banned], **OPTIONS}
+    assert "".join(pair.stream("hello", draft_length=0, **options)) == answer.text

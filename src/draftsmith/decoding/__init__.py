@@ -3,7 +3,7 @@
 Knows torch and Transformers; nothing of files, configuration, HTTP, clocks or MLflow.
 """
 
-from draftsmith.decoding.draft_length import AdaptiveLength, FixedLength, RoundCosts
+from draftsmith.decoding.draft_length import FixedLengths, LengthPolicy, Lengths
 from draftsmith.decoding.engine import Engine
 from draftsmith.decoding.proposers import (
     DraftModelProposer,
@@ -17,18 +17,18 @@ from draftsmith.decoding.request import Event, Request, Result, Sampling, Sampli
 from draftsmith.decoding.trace import Trace
 
 __all__ = [
-    "AdaptiveLength",
     "DraftModelProposer",
     "Engine",
     "Event",
-    "FixedLength",
+    "FixedLengths",
+    "LengthPolicy",
+    "Lengths",
     "LookupFirstProposer",
     "NoProposer",
     "PromptLookupProposer",
     "Proposer",
     "Request",
     "Result",
-    "RoundCosts",
     "Sampling",
     "SamplingParams",
     "Trace",

@@ -121,7 +121,7 @@ def survival(conditional: Sequence[float]) -> list[float]:
 
 def conditional_acceptance(survived: Sequence[float]) -> list[float]:
     """The inverse of `survival`; 0 behind a position that was never accepted."""
-    before = [1.0, *survived[:-1]]
+    before = [1.0, *survived][: len(survived)]
     return [min(1.0, s / b) if b else 0.0 for s, b in zip(survived, before, strict=True)]
 
 

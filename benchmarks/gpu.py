@@ -81,6 +81,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--target", type=Path, help="folder of a target")
     parser.add_argument("--draft", type=Path, help="folder of a draft, or of any checkpoint")
+    parser.add_argument("--prompts", type=Path, help="JSONL; default: the bundled eval prompts")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape")
     parser.add_argument("--acceptance", type=float, default=0.7, help="of the random weights")
     parser.add_argument("--budget", type=float, default=330.0, metavar="SECONDS")
@@ -113,11 +114,11 @@ def _real(arguments: argparse.Namespace, device: torch.device) -> Subject:
     target = load_target(arguments.target, dtype="auto", device=str(device))
     draft = load_any_draft(target, arguments.draft)
     chat = make_chat(target.model, target.tokenizer)
-    named = [(p.prompt_id, p.domain, chat.prompt_ids(p)) for p in prompts_of(None)]
+    named = [(p.prompt_id, p.domain, chat.prompt_ids(p)) for p in prompts_of(arguments.prompts)]
     description = {
         "target_digest": target.identity.digest,
         "draft_digest": draft.manifest.digest,
-        "note": "a real pair: its own acceptance, on the bundled eval prompts",
+        "note": "a real pair: its own acceptance on real prompts",
     }
     contestants = Contestants(target.model, draft, chat.stop_ids)
     return Subject(contestants, in_turn(named), LOOKUP_LENGTH, description)
@@ -199,7 +200,7 @@ def measure(cell: Cell, until: float) -> dict[str, Any]:
     """All arms of a cell in turn, until about that time of `time.monotonic`."""
     costs = cell.costs()
     engines, prompts = cell.engines(costs), cell.subject.prompts
-    groups = within(prompts, cell.batch_size, until=until, at_least=_LEAST_PASSES)
+    groups = within(prompts, cell.batch_size, until=until, at_least=_LEAST_PASSES + 1)
     rivals, warm_up_s, refused = usable(cell.rivals(), next(groups))
     timings = interleave({**engines, **rivals}, groups)
     longest = engines[f"engine, draft {cell.longest}"].traces

@@ -58,7 +58,9 @@ def build_pair(
     """
     sizes = SHAPES[shape]
     generator = torch.Generator().manual_seed(seed)
-    nexts = torch.randperm(sizes[0].vocab, generator=generator)
+    order = torch.randperm(sizes[0].vocab, generator=generator)
+    nexts = torch.empty_like(order)
+    nexts[order] = order.roll(-1)  # one cycle: no text repeats itself before all tokens have come
     torch.manual_seed(seed)
     target = _model(sizes[0], nexts, device, dtype)
     guesses = disagreeing(nexts, 1 - acceptance, generator)

@@ -21,6 +21,7 @@ LIMIT = Lengths(draft=5, copy=0)
 WITH_COPIES = Lengths(draft=5, copy=8)
 ROWS, CONTEXTS = (1, 4, 16, 64), (128, 1024, 8192)
 CELLS = list(itertools.product(ROWS, CONTEXTS))
+DRAFTS = (0.05, 0.3, 0.8)  # of the target's time
 CAP = 100  # of a request that is far from its end
 COPY_ACCEPTANCE = 0.85
 
@@ -137,7 +138,7 @@ def outcome(cell, draft_scale, copy_share=0.0):
     return found, fixed
 
 
-@pytest.mark.parametrize("draft_scale", [0.05, 0.3])
+@pytest.mark.parametrize("draft_scale", DRAFTS)
 @pytest.mark.parametrize("cell", CELLS)
 def test_every_cell_of_batch_and_context_comes_near_its_best_fixed_length(cell, draft_scale):
     found, fixed = outcome(cell, draft_scale)
@@ -150,26 +151,33 @@ def test_with_copies_it_comes_near_the_best_pair_of_fixed_lengths(cell):
     assert found.rate >= 0.95 * max(played.rate for played in fixed.values())
 
 
+def losing(draft_scale):
+    """Cells in which every draft costs more than a twentieth of the speed."""
+    rates = {cell: outcome(cell, draft_scale)[1] for cell in CELLS}
+    return [
+        cell
+        for cell, fixed in rates.items()
+        if max(p.rate for n, p in fixed.items() if n.draft) < 0.95 * fixed[Lengths(0, 0)].rate
+    ]
+
+
 def test_the_grid_holds_cells_that_gain_and_cells_that_lose():
-    """Otherwise the tests above would show little."""
+    """Otherwise the tests around would show little."""
+    assert [len(losing(draft_scale)) for draft_scale in DRAFTS] == [0, 1, len(CELLS)]
     best = {
-        cell: max(fixed, key=lambda lengths: fixed[lengths].rate)
+        max(fixed, key=lambda lengths: fixed[lengths].rate)
         for cell in CELLS
-        for _, fixed in [outcome(cell, 0.3)]
+        for _, fixed in [outcome(cell, DRAFTS[0])]
     }
-    assert best[1, 128].draft >= 1
-    assert best[64, 8192].draft == 0
-    assert len({lengths.draft for lengths in best.values()}) >= 2
+    assert {lengths.draft for lengths in best} >= {1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("draft_scale", [0.05, 0.3])
-@pytest.mark.parametrize("cell", CELLS)
-def test_where_speculation_loses_hardly_anything_is_drafted(cell, draft_scale):
-    found, fixed = outcome(cell, draft_scale)
-    plain = fixed[Lengths(0, 0)].rate
-    if all(played.rate < plain for lengths, played in fixed.items() if lengths.draft):
-        assert found.drafts[0] >= 0.96 * found.drafts.total()
-        assert found.rate >= 0.99 * plain
+@pytest.mark.parametrize("draft_scale", DRAFTS[1:])
+def test_where_speculation_loses_hardly_anything_is_drafted(draft_scale):
+    for cell in losing(draft_scale):
+        found, fixed = outcome(cell, draft_scale)
+        assert found.drafts[0] >= 0.95 * found.drafts.total()
+        assert found.rate >= 0.98 * fixed[Lengths(0, 0)].rate
 
 
 def test_copies_grow_shorter_as_the_batch_grows():
@@ -194,9 +202,9 @@ def choice(policy, *, rows, context):
 
 
 def test_it_reacts_at_once_when_batch_or_context_grows_and_comes_back():
-    policy, _ = settled(machine(0.1))
+    policy, _ = settled(machine(0.3))
     alone = choice(policy, rows=1, context=128)
-    assert alone >= 3
+    assert alone >= 2
     assert choice(policy, rows=64, context=128) < alone
     assert choice(policy, rows=64, context=8192) == 0
     assert choice(policy, rows=16, context=8192) < alone

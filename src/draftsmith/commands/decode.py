@@ -86,8 +86,10 @@ def generate(  # noqa: PLR0913  one option a sampling parameter
 
 
 def _draft_length(text: str | None) -> int | Literal["adaptive"] | None:
-    if text is None or text == "adaptive":
-        return text
+    if text is None:
+        return None
+    if text == "adaptive":
+        return "adaptive"
     if not text.isdecimal():
         raise ConfigError(
             "reading --draft-length",

@@ -30,7 +30,7 @@ from draftsmith.evaluation.cost_model import (
 )
 from draftsmith.evaluation.profiling import Grid, forward_costs, round_costs
 from draftsmith.evaluation.settings import BenchmarkConfig
-from draftsmith.evaluation.timing import Timings, interleave, speed_ratio
+from draftsmith.evaluation.timing import Arm, Timings, interleave, speed_ratio
 
 _LOG = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class PairBench:
         """Four arms on other prompts, interleaved; the ratios are the evidence."""
         tokens, length = self.config.max_new_tokens, int(calibration["draft_length"])
         assisted = int(calibration["assisted_length"])
-        arms = {
+        arms: dict[str, Arm] = {
             "gamma_0": self.contestants.engine(0, max_new_tokens=tokens),
             "speculative": self.contestants.engine(length, max_new_tokens=tokens),
             "prompt_lookup": self.contestants.prompt_lookup(length, max_new_tokens=tokens),

@@ -19,7 +19,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Packages are compiled when they are first imported; unkept, every stage would do that again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup repro test scenarios ui clean
+.PHONY: help setup repro test bench scenarios ui clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test: setup ## lint, type-check, check the layers, run the tests
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+
+bench: setup ## measure the decoder against Transformers on this machine (about 8 minutes)
+	$(BIN)/python -m benchmarks.decoder
 
 scenarios: setup ## tell the life of a pair on real SmolLM2 checkpoints (about an hour on two cores)
 	$(BIN)/python -m pytest tests/end_to_end --world=smollm2 --timeout=3000 --exitfirst --durations=0

@@ -118,6 +118,16 @@ def test_an_option_that_generate_does_not_know_is_named(project):
     assert "--num-beams" in done.stderr
 
 
+def test_generate_takes_an_adaptive_length_and_refuses_what_is_none(project):
+    arguments = ("generate", "models:/demo/1", "hello", "--max-new-tokens", "8", "--draft-length")
+    data = run_json(*arguments, "adaptive", root=project)
+    assert data["token_ids"] == run_json(*arguments, "0", root=project)["token_ids"]
+    for wrong in ("-1", "two"):
+        done = run(*arguments, wrong, root=project)
+        assert done.exit_code == 2
+        assert f"found '{wrong}'" in done.output
+
+
 def test_history_lists_the_moves_with_their_reasons(project):
     data = run_json("history", root=project)
     assert [(m["version"], m["predecessor"], m["reason"]) for m in data] == [

@@ -22,7 +22,8 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """Version of an installed package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -57,7 +58,7 @@ def device() -> dict[str, Any]:
         "kind": kind,
         "name": name,
         "torch": torch.__version__,
-        "transformers": _version("transformers"),
+        "transformers": package_version("transformers"),
         "dtypes": dtypes,
         "threads": torch.get_num_threads(),
     }
@@ -68,7 +69,7 @@ def collect(seed: int | None = None) -> dict[str, Any]:
     return {
         "git_revision": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: package_version(name) for name in _PACKAGES},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": processor_name(),

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from draftsmith.decoding import (
     DraftModelProposer,
+    FixedLengths,
+    Lengths,
     LookupFirstProposer,
     NoProposer,
     PromptLookupProposer,
@@ -37,9 +39,13 @@ def build_proposer(kind: str, small):
         case "lookup":
             return PromptLookupProposer()
         case "lookup_first":
-            return LookupFirstProposer(DraftModelProposer(small.draft), 2)
+            return LookupFirstProposer(
+                DraftModelProposer(small.draft), FixedLengths(Lengths(2, copy=4))
+            )
         case "lookup_first_trimmed":
-            return LookupFirstProposer(trimmed(small.draft), 1, min_ngram=1)
+            return LookupFirstProposer(
+                trimmed(small.draft), FixedLengths(Lengths(1, copy=4)), min_ngram=1
+            )
     return NoProposer()
 
 

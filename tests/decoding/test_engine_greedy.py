@@ -11,6 +11,8 @@ import torch
 from draftsmith.decoding import (
     DraftModelProposer,
     Engine,
+    FixedLengths,
+    Lengths,
     LookupFirstProposer,
     NoProposer,
     PromptLookupProposer,
@@ -80,7 +82,9 @@ def test_output_equals_the_targets_argmax_loop(
 @pytest.mark.parametrize("kind", KINDS)
 def test_output_does_not_depend_on_who_drafts(family, expected, ragged_prompts, kind, draft_length):
     models = family(kind)
-    mixed = LookupFirstProposer(DraftModelProposer(models.draft), 2, min_ngram=1)
+    mixed = LookupFirstProposer(
+        DraftModelProposer(models.draft), FixedLengths(Lengths(2, copy=4)), min_ngram=1
+    )
     for proposer in (PromptLookupProposer(), NoProposer(), mixed):
         engine = Engine(models.target, proposer, max_rows=5, draft_length=draft_length)
         results = engine.generate(greedy_requests(ragged_prompts))

@@ -8,6 +8,7 @@ from torch import nn
 
 from draftsmith.decoding.batch import Batch, Row
 from draftsmith.decoding.distribution import Dense, OneHot, draw
+from draftsmith.decoding.draft_length import FixedLengths, Lengths
 from draftsmith.decoding.proposers import (
     DraftModelProposer,
     LookupFirstProposer,
@@ -211,11 +212,15 @@ REPEATING = [3, 9, 4, 1, 50, 3, 9]  # "3 9" went on with 4 1 50
 PLAIN = [5, 6, 11]
 
 
+def copying(draft: DraftModelProposer, draft_length: int) -> LookupFirstProposer:
+    return LookupFirstProposer(draft, FixedLengths(Lengths(draft_length, copy=5)))
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_rows_that_repeat_themselves_copy_and_the_others_ask_the_draft(llama, temperature):
     draft = DraftModelProposer(copy.deepcopy(llama.reference))
     batch = batch_of(REPEATING, PLAIN, temperature=temperature)
-    proposal = admitted(LookupFirstProposer(draft, 2), batch).propose(batch, [5, 5])
+    proposal = admitted(copying(draft, 2), batch).propose(batch, [5, 5])
     assert proposal.from_text == {0}
     assert proposal.counts.tolist() == [5, 2]
     assert proposal.tokens[0].tolist() == [4, 1, 50, 3, 9]
@@ -232,7 +237,7 @@ def test_rows_that_repeat_themselves_copy_and_the_others_ask_the_draft(llama, te
 def test_the_draft_catches_up_with_what_was_copied(llama, follow, num_accepted):
     draft = DraftModelProposer(copy.deepcopy(llama.reference))
     batch = batch_of(REPEATING, PLAIN)
-    proposer = admitted(LookupFirstProposer(draft, 3), batch)
+    proposer = admitted(copying(draft, 3), batch)
     proposal = proposer.propose(batch, [5, 5])
     batch.rows[0].token_ids += [*proposal.tokens[0, :num_accepted].tolist(), 60]
     batch.rows[1].token_ids += [int(proposal.tokens[1, 0]), 61]
@@ -244,7 +249,7 @@ def test_the_draft_catches_up_with_what_was_copied(llama, follow, num_accepted):
 
 def test_a_batch_of_repetitions_asks_no_draft(llama):
     batch = batch_of(REPEATING, [8, 7, 2, 8, 7], temperature=0.8)
-    proposer = admitted(LookupFirstProposer(DraftModelProposer(llama.draft), 2), batch)
+    proposer = admitted(copying(DraftModelProposer(llama.draft), 2), batch)
     proposal = proposer.propose(batch, [4, 4])
     assert isinstance(proposal.drawn_from, OneHot)
     assert (proposal.from_text, proposal.counts.tolist()) == ({0, 1}, [4, 3])

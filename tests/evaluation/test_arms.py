@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from draftsmith.decoding import attention
-from draftsmith.evaluation.arms import Contestants, forward_costs, round_costs, twin
+from draftsmith.decoding import Lengths, attention
+from draftsmith.evaluation.adaptive import AdaptiveLengths
+from draftsmith.evaluation.arms import Contestants, Rival, twin
+from draftsmith.evaluation.cost_model import ForwardCosts, RoundCosts, Survival
 from draftsmith.evaluation.losslessness import SelfTest, transformers_greedy
 
 MAX_NEW_TOKENS = 10
@@ -68,18 +70,53 @@ def test_a_sampling_arm_commits_tokens(target, drafts, stop_ids, prompts):
         assert 2 <= arm(group) <= 2 * MAX_NEW_TOKENS
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_costs_cover_every_width_and_the_plain_step(contestants, batch_size):
-    costs = forward_costs(contestants, [3, 2], batch_size=batch_size, repeats=1)
-    assert sorted(costs.verify_ms) == [1, 2, 3]
-    assert costs.verify_ms[1] == costs.target_step_ms
-    assert costs.cost_ratio == costs.draft_step_ms / costs.target_step_ms
+def test_static_eager_and_batched_rivals_commit_the_same_tokens(
+    contestants, prompts, target, stop_ids
+):
+    group = [ids for _, ids in prompts[:3]]
+    test = SelfTest(0, 0, MAX_NEW_TOKENS, stop_ids)
+    expected = sum(len(transformers_greedy(target, ids, test)) for ids in group)
+    rivals = (
+        Rival(attention="eager"),
+        Rival(cache="static"),
+        Rival(lookup_length=3),
+        Rival(is_batched=True),
+        Rival(cache="static", is_batched=True, pad_to=40),
+    )
+    arms = [contestants.transformers(rival, max_new_tokens=MAX_NEW_TOKENS) for rival in rivals]
+    assert [arm(group) for arm in arms] == [expected] * len(rivals)
 
 
-def test_round_costs_cover_every_batch_and_context(contestants):
-    costs = round_costs(contestants, 2, rows=[3, 1], contexts=[40, 16], repeats=1)
-    cells = {(1, 16), (1, 40), (3, 16), (3, 40)}
-    assert (costs.rows, costs.contexts) == ((1, 3), (16, 40))
-    assert set(costs.verify) == set(costs.draft) == cells
-    assert all(len(times) == 3 and min(times) > 0 for times in costs.verify.values())
-    assert costs.round_cost(2, rows=2, context=30) > 0
+def test_defaults_of_the_checkpoint_do_not_change_the_rivals_task(target, drafts, prompts):
+    """No stop ids were asked for, so the checkpoint's own must not end an answer."""
+    endless = Contestants(target, drafts["student"], stop_ids=())
+    _, prompt_ids = prompts[0]
+    assert endless.transformers(max_new_tokens=60)([prompt_ids]) == 60
+    assert endless.engine(2, max_new_tokens=60)([prompt_ids]) == 60
+
+
+@pytest.mark.parametrize("lookup_length", [0, 3])
+def test_lengths_that_adapt_commit_the_targets_greedy_tokens(
+    target, drafts, stop_ids, prompts, lookup_length
+):
+    limit = Lengths(draft=3, copy=lookup_length)
+    cell = ForwardCosts(1.0, 0.1, {width: 1 + 0.05 * width for width in range(1, 5)})
+    costs = RoundCosts((1,), (16,), {(1, 16): cell})
+    policy = AdaptiveLengths(costs, limit, Survival([0.5, 0.25]))
+    pair = Contestants(target, drafts["trimmed"], stop_ids)
+    arm = pair.adaptive(policy, max_new_tokens=MAX_NEW_TOKENS, batch_size=3)
+    group = [ids for _, ids in prompts[:3]]
+    test = SelfTest(0, 0, MAX_NEW_TOKENS, stop_ids)
+    expected = sum(len(transformers_greedy(target, ids, test)) for ids in group)
+    assert arm(group) == expected
+    assert any(trace.drafted for trace in arm.traces)
+
+
+def test_start_and_finish_of_an_engine_are_its_whole_work(contestants, prompts):
+    group = [ids for _, ids in prompts[:3]]
+    arm = contestants.engine(2, max_new_tokens=MAX_NEW_TOKENS, batch_size=3)
+    whole = arm(group)
+    started = arm.start(group)
+    assert 3 <= started <= 3 * 3
+    assert started + arm.finish() == whole
+    assert len(arm.traces) == 2 * len(group)

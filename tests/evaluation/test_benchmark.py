@@ -34,6 +34,7 @@ COSTS = {
     "engine-1": 0.8,
     "engine-2": 0.5,
     "engine-3": 0.7,
+    "adaptive": 0.4,
     "lookup-2": 0.9,
     "transformers": 1.25,
     "assisted-1": 2.0,
@@ -87,6 +88,10 @@ class PricedContestants(Contestants):
 
     def engine(self, draft_length, *, max_new_tokens, batch_size=1):
         return self._arm(f"engine-{draft_length}", max_new_tokens)
+
+    def adaptive(self, lengths, *, max_new_tokens, batch_size=1):
+        assert lengths.limit.draft == CONFIG.max_draft_length
+        return self._arm("adaptive", max_new_tokens)
 
     def prompt_lookup(self, draft_length, *, max_new_tokens):
         return self._arm(f"lookup-{draft_length}", max_new_tokens)
@@ -159,6 +164,13 @@ class TestEntry:
             assert part["speedup"] == pytest.approx(2.0, rel=1e-3)
             rate = part["baseline_tokens_per_s"] * part["speedup"]
             assert part["tokens_per_s"] == pytest.approx(rate)
+
+    def test_lengths_that_adapt_are_measured_where_there_is_a_batch(self, bench):
+        alone, together = bench().run(SURVIVAL)["batch"]
+        assert "adaptive_speedup" not in alone
+        assert together["adaptive_speedup"] == pytest.approx(2.5, rel=1e-3)
+        rate = together["baseline_tokens_per_s"] * together["adaptive_speedup"]
+        assert together["adaptive_tokens_per_s"] == pytest.approx(rate)
 
     def test_the_prediction_follows_from_survival_and_costs(self, bench):
         entry = bench().run(SURVIVAL)

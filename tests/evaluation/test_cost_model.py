@@ -5,10 +5,14 @@ import pytest
 from draftsmith.errors import EvidenceError
 from draftsmith.evaluation.cost_model import (
     ForwardCosts,
+    RoundCosts,
     Survival,
     break_even_tokens,
+    conditional_acceptance,
+    expected_accepted,
     expected_tokens,
     predicted_speedup,
+    survival,
 )
 
 # A draft step costs a tenth of a target step; verifying more positions costs a little more.
@@ -71,3 +75,48 @@ def test_copied_rounds_count_by_their_share_and_need_no_draft_step():
     assert predicted_speedup(mixed, 1, COSTS) == pytest.approx(
         expected_tokens(mixed, 1) * 20 / round_ms
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "context", "expected"),
+    [(1, 10, 1.0), (3, 10, 2.0), (2, 10, 1.5), (1, 30, 5.0), (2, 20, 4.0), (9, 99, 8.0)],
+)
+def test_costs_are_interpolated_between_measured_cells_and_constant_beyond(rows, context, expected):
+    steps = {(1, 10): 1.0, (3, 10): 2.0, (1, 30): 5.0, (3, 30): 8.0}
+    cells = {cell: ForwardCosts(ms, ms / 2, {1: ms, 2: 2 * ms}) for cell, ms in steps.items()}
+    found = RoundCosts((1, 3), (10, 30), cells).at(rows=rows, context=context)
+    assert found.target_step_ms == found.verify_ms[1] == pytest.approx(expected)
+    assert found.draft_step_ms == pytest.approx(expected / 2)
+    assert found.verify_ms[2] == pytest.approx(2 * expected)
+
+
+def test_a_round_pays_its_draft_steps_and_the_wider_of_drafts_and_copies():
+    assert COSTS.round_ms(0) == 20.0
+    assert COSTS.round_ms(1) == 2 + 21
+    assert COSTS.round_ms(1, 2) == 2 + 22
+    assert COSTS.round_ms(0, 2) == 22.0
+
+
+def test_survival_is_the_product_of_conditional_acceptance_and_back():
+    conditional = [0.8, 0.5, 0.25]
+    assert survival(conditional) == pytest.approx([0.8, 0.4, 0.1])
+    assert conditional_acceptance(survival(conditional)) == pytest.approx(conditional)
+
+
+def test_nothing_is_known_behind_a_position_that_was_never_accepted():
+    assert conditional_acceptance([0.5, 0.0, 0.0]) == [0.5, 0.0, 0.0]
+
+
+def test_a_batch_is_expected_to_accept_what_its_rows_are_each_up_to_its_cap():
+    rows = [[0.5, 0.2, 0.1], [0.9, 0.8, 0.7]]
+    assert expected_accepted(rows, [3, 3], 3) == pytest.approx([0.0, 1.4, 2.4, 3.2])
+    assert expected_accepted(rows, [0, 2], 3) == pytest.approx([0.0, 0.9, 1.7, 1.7])
+    assert expected_accepted(rows, [3, 3], 0) == [0.0]
+
+
+def test_the_record_of_an_evaluation_is_read_by_temperature():
+    copied = {"0.7": {"share": 0.25, "survival": [0.8, 0.6]}}
+    evaluated = {"survival": {"0.7": [0.5, 0.2]}, "copied": copied}
+    assert Survival.recorded(evaluated, 0.7) == Survival([0.5, 0.2], 0.25, [0.8, 0.6])
+    with pytest.raises(KeyError):
+        Survival.recorded(evaluated, 0)

@@ -5,9 +5,16 @@ from __future__ import annotations
 import types
 
 import pytest
+import torch
 
 from draftsmith.evaluation import timing
-from draftsmith.evaluation.timing import Timings, interleave, median_ms, speed_ratio
+from draftsmith.evaluation.timing import (
+    Timings,
+    forward_seconds,
+    interleave,
+    median_ms,
+    speed_ratio,
+)
 
 GROUPS = [[[1]], [[2]], [[3]], [[4]]]
 FIRST_CALL_S = 1000.0
@@ -77,6 +84,54 @@ def test_the_warming_call_is_not_in_the_timings(measure):
     assert timings["a"].tokens == [10, 20, 30, 40]
     assert timings["a"].seconds == [5, 10, 15, 20]
     assert timings["a"].tokens_per_s == 2
+    assert timings["a"].warm_up_s == FIRST_CALL_S
+
+
+class Staged(Arm):
+    """Takes two seconds to start, in which every prompt gets a token."""
+
+    def start(self, prompts):
+        self._clock.now += 2.0
+        self._prompts = prompts
+        return len(prompts)
+
+    def finish(self):
+        return self(self._prompts) - len(self._prompts)
+
+
+def test_an_arm_with_a_start_is_timed_as_a_whole_and_without_it(clock):
+    arm = Staged(clock, [], "a", seconds_per_token=0.5, tokens_by_prompt=EQUAL)
+    timings = interleave({"a": arm}, GROUPS[:2])["a"]
+    assert (timings.seconds, timings.tokens) == ([7.0, 12.0], [10, 20])
+    assert (timings.decoding.seconds, timings.decoding.tokens) == ([5.0, 10.0], [9, 19])
+
+
+def test_groups_may_come_one_by_one(clock):
+    arm = Arm(clock, [], "a", seconds_per_token=0.5, tokens_by_prompt=EQUAL)
+    assert interleave({"a": arm}, iter(GROUPS))["a"].tokens == [10, 20, 30, 40]
+
+
+def test_the_median_is_that_of_the_groups_rates():
+    timings = Timings(seconds=[1.0, 1.0, 100.0], tokens=[10, 12, 10])
+    assert timings.median_tokens_per_s == 10.0
+
+
+def test_a_group_without_tokens_says_nothing_of_speed():
+    fast, slow = Timings([1.0, 9.0], [10, 0]), Timings([2.0, 1.0], [10, 10])
+    assert speed_ratio(fast, slow, seed=0).mean == pytest.approx(2.0)
+
+
+def test_forwards_are_timed_only_within_the_block(clock):
+    class Slow(torch.nn.Module):
+        def forward(self):
+            clock.now += 3.0
+
+    model = Slow()
+    with forward_seconds([model]) as spent:
+        model()
+        model()
+    model()
+    assert spent == [3.0, 3.0]
 
 
 def test_every_finished_group_is_reported(measure):

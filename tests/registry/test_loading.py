@@ -88,6 +88,19 @@ def test_the_stream_gives_the_same_text(root, pair):
         assert "".join(pieces) == loaded.generate(CHAT, **options).text
 
 
+def test_an_adaptive_length_changes_no_answer_and_keeps_its_measured_costs(root, pair):
+    folder = root / "build" / "partial" / "costs"
+    texts, contents = set(), set()
+    for _ in range(2):
+        loaded = load_pair("models:/demo@champion", root=root)
+        texts.add(loaded.generate(CHAT, max_new_tokens=16, draft_length="adaptive").text)
+        texts.add("".join(loaded.stream(CHAT, max_new_tokens=16, draft_length="adaptive")))
+        (path,) = folder.iterdir()
+        contents.add(path.read_text())
+    assert texts == {loaded.generate(CHAT, max_new_tokens=16, draft_length=0).text}
+    assert len(contents) == 1
+
+
 def test_evidence_comes_with_the_pair_and_sets_the_draft_length(root, pair, files):
     loaded = load_pair("models:/demo@champion", root=root)
     assert loaded.evidence == {"benchmark": {"draft_length": 3}}

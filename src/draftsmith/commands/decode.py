@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -27,7 +27,10 @@ Prompt = Annotated[str, typer.Argument(help="One user turn, or a text without ch
 AtLeastOne = Annotated[int, typer.Option(min=1)]
 OffAtZero = Annotated[float, typer.Option(help="0 is off.")]
 DraftLength = Annotated[
-    int | None, typer.Option(min=0, help="Tokens drafted a round; default: the best measured.")
+    str | None,
+    typer.Option(
+        metavar="N|adaptive", help="Tokens drafted a round; default: the best length measured."
+    ),
 ]
 TelemetryFile = Annotated[
     Path | None, typer.Option(help="File that gets one line about the request.")
@@ -67,7 +70,7 @@ def generate(  # noqa: PLR0913  one option a sampling parameter
     pair = load_pair(uri, root=root, target=target, device=device)
     result = pair.generate(
         prompt,
-        draft_length=draft_length,
+        draft_length=_draft_length(draft_length),
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
         temperature=temperature,
@@ -86,6 +89,21 @@ def generate(  # noqa: PLR0913  one option a sampling parameter
         write_json({**dataclasses.asdict(result), "pair_digest": pair.record.digest})
     else:
         _show(result)
+
+
+def _draft_length(text: str | None) -> int | Literal["adaptive"] | None:
+    if text is None:
+        return None
+    if text == "adaptive":
+        return "adaptive"
+    if not text.isdecimal():
+        raise ConfigError(
+            "reading --draft-length",
+            found=repr(text),
+            expected="a number of tokens, 0 or more, or adaptive",
+            remedy="pass one of these",
+        )
+    return int(text)
 
 
 def _line(result: Generation, pair_digest: str, domain: str | None) -> ServedRequest:

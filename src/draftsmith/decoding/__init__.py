@@ -3,7 +3,7 @@
 Knows torch and Transformers; nothing of files, configuration, HTTP, clocks or MLflow.
 """
 
-from draftsmith.decoding.draft_length import AdaptiveLength, FixedLength, RoundCosts
+from draftsmith.decoding.draft_length import FixedLengths, LengthPolicy, Lengths
 from draftsmith.decoding.engine import Engine
 from draftsmith.decoding.faults import RequestFaultError
 from draftsmith.decoding.proposers import (
@@ -20,11 +20,12 @@ from draftsmith.decoding.token_text import TokenText
 from draftsmith.decoding.trace import Trace
 
 __all__ = [
-    "AdaptiveLength",
     "DraftModelProposer",
     "Engine",
     "Event",
-    "FixedLength",
+    "FixedLengths",
+    "LengthPolicy",
+    "Lengths",
     "LookupFirstProposer",
     "NoProposer",
     "PromptLookupProposer",
@@ -32,7 +33,6 @@ __all__ = [
     "Request",
     "RequestFaultError",
     "Result",
-    "RoundCosts",
     "Sampling",
     "SamplingParams",
     "StopStrings",

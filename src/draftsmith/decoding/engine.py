@@ -22,7 +22,6 @@ from draftsmith.decoding.acceptance import Proposal, Verify
 from draftsmith.decoding.admission import PREFILL_CHUNK, Admission
 from draftsmith.decoding.batch import Batch, Row
 from draftsmith.decoding.distribution import distribution
-from draftsmith.decoding.draft_length import DraftLength, FixedLength
 from draftsmith.decoding.faults import RequestFaultError, not_finite
 from draftsmith.decoding.matching import VerifyMode, match, rule_named, with_processors
 from draftsmith.decoding.proposers import Proposer, empty_proposal
@@ -41,9 +40,9 @@ class Engine:
         target: Causal LM whose distribution is served.
         proposer: Who drafts.
         max_rows: Requests in flight at once.
-        draft_length: Tokens proposed in a round, or who chooses them before each; 0 is
-            autoregressive decoding. Where the choice varies and temperature is above 0, the law of
-            a request's tokens is the target's, but they depend on its neighbours.
+        draft_length: Most tokens proposed in a round; 0 is autoregressive decoding. Where the
+            proposer varies the length and temperature is above 0, the law of a request's tokens is
+            the target's, but they depend on its neighbours.
         verify: "rejection" accepts as many drafts as the target's law allows; "match" compares
             them with the target's own draws, so that tokens never depend on drafts, and carries
             logits processors.
@@ -59,17 +58,16 @@ class Engine:
         proposer: Proposer,
         *,
         max_rows: int,
-        draft_length: int | DraftLength,
+        draft_length: int,
         verify: VerifyMode = "rejection",
         token_text: TokenText | None = None,
     ) -> None:
-        chosen = FixedLength(draft_length) if isinstance(draft_length, int) else draft_length
         _require_at_least("max_rows", max_rows, least=1)
-        _require_at_least("draft_length", chosen.max_length, least=0)
+        _require_at_least("draft_length", draft_length, least=0)
         self._target = SlotModel(target)
         self._proposer = proposer
         self.max_rows = max_rows
-        self._length = chosen
+        self._draft_length = draft_length
         self.verify: Verify = rule_named(verify)
         self._token_text = token_text
         self._batch = self._empty_batch()
@@ -127,7 +125,7 @@ class Engine:
 
     def _reserve(self) -> None:
         for cached in (self._target, self._proposer):
-            slots = self._max_context + self._length.max_length + 1
+            slots = self._max_context + self._draft_length + 1
             cached.reserve(rows=self._num_rows, slots=slots)
 
     @property
@@ -237,8 +235,7 @@ class Engine:
     def _round(self) -> list[Event]:
         batch = self._batch
         # A row never drafts past its own length limit, so the cut depends on no neighbour.
-        length = self._length.choose(rows=len(batch), context=batch.span)
-        counts = [min(length, row.num_remaining - 1) for row in batch.rows]
+        counts = [min(self._draft_length, row.num_remaining - 1) for row in batch.rows]
         proposal = self._proposer.propose(batch, counts) if any(counts) else empty_proposal(batch)
         tokens, num_accepted, drafted = self._verify(proposal)
         events = []
@@ -254,7 +251,6 @@ class Engine:
             )
             events.append(Event(row.request.request_id, committed, _result(row, stopped_by)))
         self._proposer.observe(batch)
-        self._length.observe(drafted, num_accepted)
         for index in reversed(range(len(events))):
             if events[index].result is not None:
                 self._retire(index)

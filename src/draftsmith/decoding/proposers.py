@@ -22,6 +22,7 @@ from draftsmith.decoding.distribution import (
     distribution,
     sample,
 )
+from draftsmith.decoding.draft_length import FixedLengths, LengthPolicy, Lengths
 from draftsmith.decoding.randomness import uniform
 from draftsmith.decoding.slot_model import SlotModel
 
@@ -230,17 +231,19 @@ class LookupFirstProposer:
     """Copies from the text where its last words occurred before, and asks the draft elsewhere.
 
     Copies cost no draft step and are right more often than a small draft, so a longer one is worth
-    its place in the verification. The engine's draft length bounds both.
+    its place in the verification.
 
     Args:
         draft: Drafts where nothing matches.
-        draft_length: Longest draft of the model; copies may be longer.
+        lengths: Who decides how long drafts and copies are.
         min_ngram: Shortest suffix that is looked up; of one word alone the draft knows more.
     """
 
-    def __init__(self, draft: DraftModelProposer, draft_length: int, *, min_ngram: int = 2) -> None:
+    def __init__(
+        self, draft: DraftModelProposer, lengths: LengthPolicy, *, min_ngram: int = 2
+    ) -> None:
         self._draft = draft
-        self._draft_length = draft_length
+        self._lengths = lengths
         self._lookup = PromptLookupProposer(min_ngram=min_ngram)
         self.max_positions = draft.max_positions
 
@@ -253,10 +256,13 @@ class LookupFirstProposer:
         self._draft.admit(prompts, first_row=first_row, start=start)
 
     def propose(self, batch: Batch, counts: list[int]) -> Proposal:
-        """Copies where there are any, else at most the draft's own length of guesses."""
-        found = self._lookup.find(batch, counts)
+        """Copies where there are any, guesses elsewhere, each as long as the policy says."""
+        longest = self._lengths.limit.copy
+        found = self._lookup.find(batch, [min(count, longest) for count in counts])
+        chosen = self._lengths.choose(batch, [len(copy) for copy in found], counts)
+        found = [copy[: chosen.copy] for copy in found]
         rest = [
-            0 if copy else min(count, self._draft_length)
+            0 if copy else min(count, chosen.draft)
             for copy, count in zip(found, counts, strict=True)
         ]
         if not any(rest):
@@ -265,8 +271,9 @@ class LookupFirstProposer:
         return _merged(batch, found, drafted) if any(found) else drafted
 
     def observe(self, batch: Batch) -> None:
-        """Tell the draft."""
+        """Tell the draft, and who decides the lengths."""
         self._draft.observe(batch)
+        self._lengths.observe(batch)
 
     def move_row(self, source: int, destination: int) -> None:
         """Move the draft's state."""
@@ -285,7 +292,8 @@ def with_lookup(
     """
     if lookup_length == 0 or draft_length == 0:
         return draft, draft_length
-    return LookupFirstProposer(draft, draft_length), max(draft_length, lookup_length)
+    lengths = Lengths(draft_length, lookup_length)
+    return LookupFirstProposer(draft, FixedLengths(lengths)), max(lengths)
 
 
 def _merged(batch: Batch, found: list[list[int]], drafted: Proposal) -> Proposal:

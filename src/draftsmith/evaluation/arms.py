@@ -6,44 +6,108 @@ All of them run on the same weights.
 from __future__ import annotations
 
 import copy
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from draftsmith.decoding import (
     DraftModelProposer,
     Engine,
+    LengthPolicy,
+    LookupFirstProposer,
     NoProposer,
     PromptLookupProposer,
     Proposer,
     Request,
     SamplingParams,
+    Trace,
     with_lookup,
 )
-from draftsmith.decoding.draft_length import RoundCosts
-from draftsmith.decoding.slot_model import SlotModel
 from draftsmith.drafts.checkpoint import LoadedDraft, with_full_head
 from draftsmith.drafts.manifest import CAUSAL_LM
-from draftsmith.evaluation.cost_model import ForwardCosts
-from draftsmith.evaluation.timing import Arm, median_ms
+from draftsmith.evaluation.timing import Arm
 
-_COST_CONTEXT = 160
+_PADDING = 0
 
 
-def twin(model: PreTrainedModel) -> PreTrainedModel:
-    """The same weights under a configuration of their own, with Transformers' sdpa attention.
+def twin(model: PreTrainedModel, attention: str = "sdpa") -> PreTrainedModel:
+    """The same weights under a configuration of their own, with Transformers' own attention.
 
     The engine switches the attention of the model it drives; the twin keeps Transformers' own for
     baselines.
     """
     memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     other = copy.deepcopy(model, memo)
-    other.set_attn_implementation("sdpa")
+    other.set_attn_implementation(attention)
     return other
+
+
+class EngineArm:
+    """Our engine. Starting is to prefill and to decode the first round; the rest is decoding.
+
+    Attributes:
+        traces: Of all requests that have ended.
+    """
+
+    def __init__(self, engine: Engine, params: SamplingParams) -> None:
+        self.traces: list[Trace] = []
+        self._engine = engine
+        self._params = params
+
+    def __call__(self, prompts: list[list[int]]) -> int:
+        """Decode prompts together; returns the number of committed tokens."""
+        return self.start(prompts) + self.finish()
+
+    def start(self, prompts: list[list[int]]) -> int:
+        """Admit the prompts; returns the tokens of the rounds until each has its first."""
+        requests = [Request(str(i), ids, self._params) for i, ids in enumerate(prompts)]
+        self._engine.open(max(map(len, prompts)) + self._params.max_new_tokens)
+        self._engine.submit(requests)
+        waiting, tokens = {request.request_id for request in requests}, 0
+        while waiting:
+            for request_id, committed in self._step():
+                waiting.discard(request_id)
+                tokens += committed
+        return tokens
+
+    def finish(self) -> int:
+        """Decode to the end; returns the tokens of these rounds."""
+        tokens = 0
+        while self._engine.is_busy:
+            tokens += sum(committed for _, committed in self._step())
+        return tokens
+
+    def _step(self) -> Iterator[tuple[str, int]]:
+        for event in self._engine.step():
+            if event.result is not None:
+                self.traces.append(event.result.trace)
+            yield event.request_id, len(event.token_ids)
+
+
+@dataclass(frozen=True)
+class Rival:
+    """How Transformers decodes.
+
+    Attributes:
+        attention: Its attention implementation.
+        cache: Name of a cache implementation; None is the default. With a static one Transformers
+            compiles the decoding step where the device allows it.
+        lookup_length: Tokens copied from the prompt (prompt lookup); 0 is off.
+        draft_length: Tokens guessed by the draft (assisted generation); 0 is off.
+        is_batched: Decode the prompts of a group together, padded on the left; one after another
+            otherwise, as drafts and copies require.
+        pad_to: Prompts are padded to so many tokens at least: a compiled step wants one shape.
+    """
+
+    attention: str = "sdpa"
+    cache: str | None = None
+    lookup_length: int = 0
+    draft_length: int = 0
+    is_batched: bool = False
+    pad_to: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,145 +128,102 @@ class Contestants:
     lookup_length: int = 0
     temperature: float = 0.0
 
-    def engine(self, draft_length: int, *, max_new_tokens: int, batch_size: int = 1) -> Arm:
+    def engine(self, draft_length: int, *, max_new_tokens: int, batch_size: int = 1) -> EngineArm:
         """Our engine with the draft; draft length 0 is the autoregressive baseline."""
         if draft_length == 0:
             return self._arm(NoProposer(), 0, max_new_tokens, batch_size)
-        draft = DraftModelProposer(self.draft.model, self.draft.token_ids)
-        proposer, length = with_lookup(draft, draft_length, self.lookup_length)
+        proposer, length = with_lookup(self._proposer(), draft_length, self.lookup_length)
         return self._arm(proposer, length, max_new_tokens, batch_size)
 
-    def prompt_lookup(self, draft_length: int, *, max_new_tokens: int) -> Arm:
+    def adaptive(
+        self, lengths: LengthPolicy, *, max_new_tokens: int, batch_size: int = 1
+    ) -> EngineArm:
+        """Our engine with the draft and copies, as long as `lengths` says."""
+        proposer = LookupFirstProposer(self._proposer(), lengths)
+        return self._arm(proposer, max(lengths.limit), max_new_tokens, batch_size)
+
+    def prompt_lookup(self, draft_length: int, *, max_new_tokens: int) -> EngineArm:
         """Our engine with the free baseline; copies are as long as those of the pair."""
         length = self.lookup_length or draft_length
         return self._arm(PromptLookupProposer(), length, max_new_tokens, 1)
 
-    def _arm(self, proposer: Proposer, draft_length: int, max_new_tokens: int, rows: int) -> Arm:
-        engine = Engine(self.target, proposer, max_rows=rows, draft_length=draft_length)
+    def _proposer(self) -> DraftModelProposer:
+        return DraftModelProposer(self.draft.model, self.draft.token_ids)
+
+    def _arm(self, proposer: Proposer, length: int, max_new_tokens: int, rows: int) -> EngineArm:
+        engine = Engine(self.target, proposer, max_rows=rows, draft_length=length)
         params = SamplingParams(
             max_new_tokens=max_new_tokens,
             temperature=self.temperature,
             stop_token_ids=self.stop_ids,
         )
+        return EngineArm(engine, params)
 
+    def assisted(self, draft_length: int, *, max_new_tokens: int) -> Arm:
+        """Assisted generation of Transformers at a constant draft length."""
+        return self.transformers(Rival(draft_length=draft_length), max_new_tokens=max_new_tokens)
+
+    def transformers(self, rival: Rival = Rival(), *, max_new_tokens: int) -> Arm:  # noqa: B008
+        """`generate` of Transformers.
+
+        With the same draft where it is assisted: a student under the target's whole head.
+        """
+        target = twin(self.target, rival.attention)
+        # Of its own, so that nothing of the checkpoint's defaults (a top-p) changes the task.
+        target.generation_config = GenerationConfig(
+            eos_token_id=list(self.stop_ids) or None, pad_token_id=_PADDING
+        )
+        options = self._options(rival) | {"max_new_tokens": max_new_tokens}
+
+        @torch.inference_mode()
         def run(prompts: list[list[int]]) -> int:
-            requests = [Request(str(i), ids, params) for i, ids in enumerate(prompts)]
-            return sum(len(result.token_ids) for result in engine.generate(requests))
+            groups = [prompts] if rival.is_batched else [[ids] for ids in prompts]
+            return sum(self._generate(target, group, rival.pad_to, options) for group in groups)
 
         return run
 
-    def transformers(self, *, max_new_tokens: int) -> Arm:
-        """`generate` of Transformers, one prompt after another."""
-        return self._generate(twin(self.target), max_new_tokens, None, 0)
+    def _options(self, rival: Rival) -> dict[str, Any]:
+        options: dict[str, Any] = {"do_sample": self.temperature > 0}
+        if self.temperature > 0:
+            options |= {"temperature": self.temperature, "top_k": 0}
+        if rival.cache is not None:
+            options["cache_implementation"] = rival.cache
+        if rival.lookup_length:
+            options["prompt_lookup_num_tokens"] = rival.lookup_length
+        if rival.draft_length:
+            assistant = self._assistant(rival.attention)
+            assistant.generation_config.num_assistant_tokens = rival.draft_length
+            assistant.generation_config.num_assistant_tokens_schedule = "constant"
+            assistant.generation_config.assistant_confidence_threshold = 0.0
+            options["assistant_model"] = assistant
+        return options
 
-    def assisted(self, draft_length: int, *, max_new_tokens: int) -> Arm:
-        """Assisted generation of Transformers at a constant draft length.
-
-        With the same draft, a student under the target's whole head.
-        """
-        is_whole = self.draft.manifest.family == CAUSAL_LM
+    def _assistant(self, attention: str) -> PreTrainedModel:
         draft = self.draft
-        assistant = twin(draft.model) if is_whole else with_full_head(draft, self.target)
-        return self._generate(twin(self.target), max_new_tokens, assistant, draft_length)
+        is_whole = draft.manifest.family == CAUSAL_LM
+        return twin(draft.model if is_whole else with_full_head(draft, self.target), attention)
 
     def _generate(
         self,
         target: PreTrainedModel,
-        max_new_tokens: int,
-        assistant: PreTrainedModel | None,
-        draft_length: int,
-    ) -> Arm:
-        extra: dict[str, object] = {}
-        if assistant is not None:
-            assistant.generation_config.num_assistant_tokens = draft_length
-            assistant.generation_config.num_assistant_tokens_schedule = "constant"
-            assistant.generation_config.assistant_confidence_threshold = 0.0
-            extra["assistant_model"] = assistant
-        if self.temperature > 0:
-            extra |= {"do_sample": True, "temperature": self.temperature, "top_k": 0}
-        else:
-            extra["do_sample"] = False
-
-        @torch.inference_mode()
-        def run(prompts: list[list[int]]) -> int:
-            total = 0
-            for ids in prompts:
-                inputs = torch.tensor([ids], device=target.device)
-                output = target.generate(  # type: ignore[operator]  # of GenerationMixin
-                    inputs,
-                    attention_mask=torch.ones_like(inputs),
-                    max_new_tokens=max_new_tokens,
-                    eos_token_id=list(self.stop_ids) or None,
-                    pad_token_id=0,
-                    **extra,
-                )
-                total += output.shape[1] - len(ids)
-            return total
-
-        return run
-
-
-@torch.inference_mode()
-def forward_costs(
-    contestants: Contestants,
-    widths: Sequence[int],
-    *,
-    batch_size: int,
-    repeats: int,
-    context: int = _COST_CONTEXT,
-) -> ForwardCosts:
-    """Isolated forwards over the slot cache, timed in turn.
-
-    Args:
-        contestants: The pair.
-        widths: Positions of a verification; 1 is a plain step.
-        batch_size: Rows.
-        repeats: Repetitions; the median counts.
-        context: Tokens before these positions; fewer where the models hold no more.
-    """
-    target, draft = SlotModel(contestants.target), SlotModel(contestants.draft.model)
-    limit = min(target.max_positions, draft.max_positions)
-    context = min(context, limit - max(widths))
-    rows = torch.arange(batch_size, device=target.device)[:, None] * 0
-    for model in (target, draft):
-        model.reserve(rows=batch_size, slots=context + max(widths))
-        places = rows + torch.arange(context, device=target.device)
-        model.forward(places % 100, places, span=context, keep=0)
-
-    def step(model: SlotModel, width: int) -> None:
-        places = rows + context + torch.arange(width, device=target.device)
-        model.forward(places % 100, places, span=context + width)
-
-    actions = {f"target-{width}": partial(step, target, width) for width in sorted({1, *widths})}
-    times = median_ms({"draft": partial(step, draft, 1), **actions}, repeats)
-    verify = {width: times[f"target-{width}"] for width in sorted({1, *widths})}
-    return ForwardCosts(times["target-1"], times["draft"], verify)
-
-
-def round_costs(
-    contestants: Contestants,
-    max_length: int,
-    *,
-    rows: Sequence[int],
-    contexts: Sequence[int],
-    repeats: int,
-) -> RoundCosts:
-    """What rounds cost by batch and context, for an adaptive draft length.
-
-    Args:
-        contestants: The pair.
-        max_length: Longest draft length.
-        rows: Batch sizes to measure.
-        contexts: Contexts to measure, tokens.
-        repeats: Repetitions of each forward; the median counts.
-    """
-    widths = range(1, max_length + 2)
-    verify, draft = {}, {}
-    for cell in itertools.product(sorted(rows), sorted(contexts)):
-        size, context = cell
-        measured = forward_costs(
-            contestants, widths, batch_size=size, repeats=repeats, context=context
+        prompts: list[list[int]],
+        pad_to: int,
+        options: dict[str, Any],
+    ) -> int:
+        """Committed tokens of prompts that are decoded together."""
+        width = max(pad_to, *map(len, prompts))
+        padded = [[_PADDING] * (width - len(ids)) + ids for ids in prompts]
+        real = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
+        output = target.generate(  # type: ignore[operator]  # of GenerationMixin
+            torch.tensor(padded, device=target.device),
+            attention_mask=torch.tensor(real, device=target.device),
+            **options,
         )
-        verify[cell] = [measured.verify_ms[width] for width in widths]
-        draft[cell] = measured.draft_step_ms
-    return RoundCosts(tuple(sorted(rows)), tuple(sorted(contexts)), verify, draft)
+        return sum(self._num_committed(row) for row in output[:, width:].tolist())
+
+    def _num_committed(self, token_ids: list[int]) -> int:
+        """Tokens up to the first stop token, which counts; what follows it is padding."""
+        for place, token in enumerate(token_ids):
+            if token in self.stop_ids:
+                return place + 1
+        return len(token_ids)

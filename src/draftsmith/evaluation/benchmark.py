@@ -17,20 +17,24 @@ from transformers import PreTrainedModel
 
 from draftsmith.artifacts import digest_json, read_json, short, write_json
 from draftsmith.corpus.rollouts import Rollout
+from draftsmith.decoding import Lengths
 from draftsmith.drafts.checkpoint import LoadedDraft
 from draftsmith.evaluation.acceptance import in_turn
-from draftsmith.evaluation.arms import Contestants, forward_costs
+from draftsmith.evaluation.adaptive import AdaptiveLengths
+from draftsmith.evaluation.arms import Contestants, EngineArm
 from draftsmith.evaluation.cost_model import (
     ForwardCosts,
     Survival,
     expected_tokens,
     predicted_speedup,
 )
+from draftsmith.evaluation.profiling import Grid, forward_costs, round_costs
 from draftsmith.evaluation.settings import BenchmarkConfig
-from draftsmith.evaluation.timing import Timings, interleave, speed_ratio
+from draftsmith.evaluation.timing import Arm, Timings, interleave, speed_ratio
 
 _LOG = logging.getLogger(__name__)
 
+_COST_CONTEXT = 160  # tokens before an isolated forward: about the middle of a short answer
 # Name -> the arm above and the arm below the line.
 _RATIOS = {
     "engine_vs_generate": ("gamma_0", "transformers_generate"),
@@ -78,7 +82,7 @@ class PairBench:
         length = int(calibration["draft_length"])
         confirmed = self._phase("confirmation", lambda: self._confirm(calibration))
         costs = self._phase("costs", lambda: self._costs(length))
-        batches = self._phase("batches", lambda: self._batches(length))
+        batches = self._phase("batches", lambda: self._batches(length, survival))
         return {
             "draft_length": length,
             "lookup_length": self.contestants.lookup_length,
@@ -141,7 +145,7 @@ class PairBench:
         """Four arms on other prompts, interleaved; the ratios are the evidence."""
         tokens, length = self.config.max_new_tokens, int(calibration["draft_length"])
         assisted = int(calibration["assisted_length"])
-        arms = {
+        arms: dict[str, Arm] = {
             "gamma_0": self.contestants.engine(0, max_new_tokens=tokens),
             "speculative": self.contestants.engine(length, max_new_tokens=tokens),
             "prompt_lookup": self.contestants.prompt_lookup(length, max_new_tokens=tokens),
@@ -171,7 +175,12 @@ class PairBench:
         widths = range(1, longest + 2)
         self.on_phase("isolated forwards", 1)
         costs = forward_costs(
-            self.contestants, list(widths), batch_size=1, repeats=self.config.repeats
+            self.contestants.target,
+            self.contestants.draft.model,
+            widths,
+            batch_size=1,
+            context=_COST_CONTEXT,
+            repeats=self.config.repeats,
         )
         return {
             "target_step_ms": costs.target_step_ms,
@@ -180,9 +189,12 @@ class PairBench:
             "cost_ratio": costs.cost_ratio,
         }
 
-    def _batches(self, length: int) -> dict[str, Any]:
-        """Our engine with and without drafts at several batch sizes."""
-        tokens, prompts = self.config.batch_tokens, self._confirmation_prompts
+    def _batches(self, length: int, survival: Survival) -> dict[str, Any]:
+        """Our engine with and without drafts at several batch sizes, and with lengths that adapt.
+
+        At batch 1 the calibrated length is what adapting would find.
+        """
+        tokens = self.config.batch_tokens
         done = self.on_phase("batches", len(self.config.batch_sizes))
         entries = []
         for size in self.config.batch_sizes:
@@ -190,22 +202,40 @@ class PairBench:
                 name: self.contestants.engine(n, max_new_tokens=tokens, batch_size=size)
                 for name, n in (("plain", 0), ("speculative", length))
             }
-            count = max(1, min(2, len(prompts) // size))
-            cycle = [prompts[i % len(prompts)] for i in range(count * size)]
-            groups = [cycle[i * size : (i + 1) * size] for i in range(count)]
-            timings = interleave(arms, groups * 2)
+            if size > 1:
+                arms["adaptive"] = self._adaptive(size, survival)
+            timings = interleave(arms, self._batch_groups(size) * 2)
             speeds = {name: timing.tokens_per_s for name, timing in timings.items()}
-            entries.append(
-                {
-                    "batch_size": size,
-                    "draft_length": length,
-                    "tokens_per_s": speeds["speculative"],
-                    "baseline_tokens_per_s": speeds["plain"],
-                    "speedup": speeds["speculative"] / speeds["plain"],
-                }
-            )
+            entry = {
+                "batch_size": size,
+                "draft_length": length,
+                "tokens_per_s": speeds["speculative"],
+                "baseline_tokens_per_s": speeds["plain"],
+                "speedup": speeds["speculative"] / speeds["plain"],
+            }
+            if size > 1:
+                entry["adaptive_tokens_per_s"] = speeds["adaptive"]
+                entry["adaptive_speedup"] = speeds["adaptive"] / speeds["plain"]
+            entries.append(entry)
             done(1)
         return {"batches": entries}
+
+    def _batch_groups(self, size: int) -> list[list[list[int]]]:
+        """One or two full batches; prompts come again where there are too few."""
+        prompts = self._confirmation_prompts
+        count = max(1, min(2, len(prompts) // size))
+        cycle = [prompts[i % len(prompts)] for i in range(count * size)]
+        return [cycle[i * size : (i + 1) * size] for i in range(count)]
+
+    def _adaptive(self, size: int, survival: Survival) -> EngineArm:
+        limit = Lengths(self.config.max_draft_length, self.contestants.lookup_length)
+        grid = Grid((size,), (_COST_CONTEXT,), max(limit) + 1)
+        costs = round_costs(self.contestants.target, self.contestants.draft.model, grid)
+        return self.contestants.adaptive(
+            AdaptiveLengths(costs, limit, survival),
+            max_new_tokens=self.config.batch_tokens,
+            batch_size=size,
+        )
 
     def _prediction(
         self, survival: Survival, length: int, costs: Mapping[str, Any]
@@ -264,9 +294,6 @@ class Bench:
         folder = partial / short(key)
         contestants = Contestants(self.target, draft, self.stop_ids, lookup_length)
         bench = PairBench(self.config, contestants, ordered, folder, self.on_phase)
-        temperature = str(contestants.temperature)
-        copied = evaluated["copied"][temperature]
-        survival = Survival(evaluated["survival"][temperature], copied["share"], copied["survival"])
-        entry = bench.run(survival)
+        entry = bench.run(Survival.recorded(evaluated, contestants.temperature))
         shutil.rmtree(folder, ignore_errors=True)
         return identity | entry

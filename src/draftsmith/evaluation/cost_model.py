@@ -2,14 +2,18 @@
 
 Pure arithmetic.
 
-Source: Leviathan et al. 2023, theorem 3.8, with measured survival in place of an i.i.d. acceptance
-rate.
+Source: Leviathan et al. 2023, theorem 3.8, with measured acceptance by position in place of an
+i.i.d. rate, and costs by batch and context in place of constants.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from draftsmith.errors import EvidenceError
 
@@ -33,6 +37,52 @@ class ForwardCosts:
         """c: a draft step over a target step."""
         return self.draft_step_ms / self.target_step_ms
 
+    def round_ms(self, draft_length: int, copy_length: int = 0) -> float:
+        """A round of so many draft steps and copies; its verification holds the longer of them."""
+        width = max(draft_length, copy_length) + 1
+        return draft_length * self.draft_step_ms + self.verify_ms[width]
+
+
+@dataclass(frozen=True)
+class RoundCosts:
+    """Costs by batch size and context.
+
+    Attributes:
+        rows: Measured batch sizes, ascending.
+        contexts: Measured contexts in tokens, ascending.
+        cells: By (rows, context); all of the same widths.
+    """
+
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...]
+    cells: Mapping[tuple[int, int], ForwardCosts]
+
+    def at(self, *, rows: int, context: int) -> ForwardCosts:
+        """Interpolated between the measured cells; constant beyond them."""
+        shares = [
+            (self.cells[row, column], row_share * column_share)
+            for row, row_share in _bracket(self.rows, rows)
+            for column, column_share in _bracket(self.contexts, context)
+        ]
+        return ForwardCosts(
+            sum(share * cell.target_step_ms for cell, share in shares),
+            sum(share * cell.draft_step_ms for cell, share in shares),
+            {w: sum(s * cell.verify_ms[w] for cell, s in shares) for w in shares[0][0].verify_ms},
+        )
+
+
+def _bracket(points: Sequence[int], value: int) -> list[tuple[int, float]]:
+    """The measured points around a value and their shares; one where it lies outside or on one."""
+    place = bisect.bisect_left(points, value)
+    if place == len(points):
+        return [(points[-1], 1.0)]
+    above = points[place]
+    if place == 0 or above == value:
+        return [(above, 1.0)]
+    below = points[place - 1]
+    share = (value - below) / (above - below)
+    return [(below, 1.0 - share), (above, share)]
+
 
 @dataclass(frozen=True)
 class Survival:
@@ -48,8 +98,53 @@ class Survival:
     copied_share: float = 0.0
     copied: Sequence[float] = ()
 
+    @classmethod
+    def recorded(cls, evaluated: Mapping[str, Any], temperature: float) -> Survival:
+        """Of a recipe's entry of reports/evaluation.json.
 
-def expected_tokens(survival: Survival, draft_length: int) -> float:
+        Raises:
+            KeyError: It was not evaluated at that temperature.
+        """
+        key = str(float(temperature))
+        copied = evaluated["copied"][key]
+        return cls(evaluated["survival"][key], copied["share"], copied["survival"])
+
+
+def survival(conditional: Sequence[float]) -> list[float]:
+    """Chance that a position and all before it are accepted.
+
+    Args:
+        conditional: By position: acceptance given that all before it were accepted.
+    """
+    return list(itertools.accumulate(conditional, operator.mul))
+
+
+def conditional_acceptance(survived: Sequence[float]) -> list[float]:
+    """The inverse of `survival`; 0 behind a position that was never accepted."""
+    before = [1.0, *survived][: len(survived)]
+    return [min(1.0, s / b) if b else 0.0 for s, b in zip(survived, before, strict=True)]
+
+
+def expected_accepted(
+    rows: Sequence[Sequence[float]], caps: Sequence[int], longest: int
+) -> list[float]:
+    """Tokens that rows of a batch are expected to accept together, by length from 0.
+
+    Args:
+        rows: Survival by position of each row, at least `longest` positions.
+        caps: Most tokens that each row may propose.
+        longest: Last length.
+
+    Example: one row with survival [0.5, 0.2] gives [0, 0.5, 0.7] for `longest` 2.
+    """
+    gains = [0.0] * (longest + 1)
+    for survived, cap in zip(rows, caps, strict=True):
+        for place in range(min(cap, longest)):
+            gains[place + 1] += survived[place]
+    return list(itertools.accumulate(gains))
+
+
+def expected_tokens(survived: Survival, draft_length: int) -> float:
     """Tokens of a round (tau): 1 + the survival of its positions.
 
     Example: [0.5, 0.2] at length 2 gives 1.7; when half the rounds are copies with survival [0.8],
@@ -58,27 +153,25 @@ def expected_tokens(survival: Survival, draft_length: int) -> float:
     Raises:
         EvidenceError: Survival was not measured that far.
     """
-    if draft_length > len(survival.draft):
+    if draft_length > len(survived.draft):
         raise EvidenceError(
             f"predicting draft length {draft_length}",
-            found=f"survival of {len(survival.draft)} positions",
+            found=f"survival of {len(survived.draft)} positions",
             expected=f"survival of at least {draft_length} positions",
             remedy="raise evaluation.draft_length to benchmark.max_draft_length",
         )
-    share = survival.copied_share
-    return 1.0 + (1 - share) * sum(survival.draft[:draft_length]) + share * sum(survival.copied)
+    share = survived.copied_share
+    return 1.0 + (1 - share) * sum(survived.draft[:draft_length]) + share * sum(survived.copied)
 
 
-def predicted_speedup(survival: Survival, draft_length: int, costs: ForwardCosts) -> float:
+def predicted_speedup(survived: Survival, draft_length: int, costs: ForwardCosts) -> float:
     """Speedup over one token a forward; no overhead is fitted."""
-    share = survival.copied_share
-    drafted_ms = draft_length * costs.draft_step_ms + costs.verify_ms[draft_length + 1]
-    copied_ms = costs.verify_ms[len(survival.copied) + 1] if share else 0.0
-    round_ms = (1 - share) * drafted_ms + share * copied_ms
-    return expected_tokens(survival, draft_length) * costs.target_step_ms / round_ms
+    share = survived.copied_share
+    copied_ms = costs.round_ms(0, len(survived.copied)) if share else 0.0
+    round_ms = (1 - share) * costs.round_ms(draft_length) + share * copied_ms
+    return expected_tokens(survived, draft_length) * costs.target_step_ms / round_ms
 
 
 def break_even_tokens(draft_length: int, costs: ForwardCosts) -> float:
     """The tau at which a draft length neither gains nor loses."""
-    round_ms = draft_length * costs.draft_step_ms + costs.verify_ms[draft_length + 1]
-    return round_ms / costs.target_step_ms
+    return costs.round_ms(draft_length) / costs.target_step_ms

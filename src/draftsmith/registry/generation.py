@@ -11,11 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from draftsmith.decoding import (
     DraftModelProposer,
     Engine,
+    Lengths,
+    LookupFirstProposer,
     Request,
     Result,
     Sampling,
@@ -26,10 +30,14 @@ from draftsmith.decoding import (
     with_lookup,
 )
 from draftsmith.decoding.matching import VerifyMode
+from draftsmith.decoding.proposers import Proposer
 from draftsmith.decoding.request import require_known
 from draftsmith.decoding.trace import block_efficiency
 from draftsmith.drafts.checkpoint import LoadedDraft
 from draftsmith.errors import TargetError
+from draftsmith.evaluation.adaptive import AdaptiveLengths
+from draftsmith.evaluation.cost_model import Survival
+from draftsmith.evaluation.profiling import Grid, cost_key, kept_costs, round_costs
 from draftsmith.registry.pair import PairRecord
 from draftsmith.targets.loading import LoadedTarget
 
@@ -40,6 +48,9 @@ Messages = Sequence[Mapping[str, str]]
 _REQUEST_ID = "0"
 _MAX_NEW_TOKENS = 128
 _INCOMPLETE = "\ufffd"
+_LONGEST = Lengths(draft=8, copy=12)  # that an adaptive length may choose
+
+DraftLength = int | Literal["adaptive"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,8 @@ class Pair:
     Attributes:
         record: Which pair this is.
         evidence: Name of an evidence file without `.json` -> its content.
+        target: Loaded for the draft.
+        draft: Joined to the target.
         draft_length: Tokens that the draft proposes in a round unless a call says otherwise.
         lookup_length: Tokens copied from the text in the draft's place where they can be.
     """
@@ -92,15 +105,24 @@ class Pair:
         *,
         target: LoadedTarget,
         draft: LoadedDraft,
-        draft_length: int,
-        lookup_length: int = 0,
+        lengths: Lengths,
+        costs: Path,
     ) -> None:
-        """Join a target and a draft that were loaded for one another."""
+        """Join a target and a draft that were loaded for one another.
+
+        Args:
+            record: Which pair this is.
+            evidence: What is known of it.
+            target: The target.
+            draft: The draft.
+            lengths: Draft and copy lengths unless a call says otherwise.
+            costs: Folder in which measured costs of an adaptive length are kept.
+        """
         self.record = record
         self.evidence = dict(evidence)
-        self.draft_length = draft_length
-        self.lookup_length = lookup_length
-        self._target = target
+        self.target, self.draft = target, draft
+        self.draft_length, self.lookup_length = lengths
+        self._costs = costs
         self._token_text = TokenText(target.tokenizer)
         self._proposer = DraftModelProposer(draft.model, draft.token_ids)
 
@@ -108,7 +130,7 @@ class Pair:
         self,
         messages_or_text: Messages | str,
         *,
-        draft_length: int | None = None,
+        draft_length: DraftLength | None = None,
         verify: VerifyMode = "rejection",
         logits_processors: Sequence[LogitsProcessor] = (),
         **sampling: Unpack[Sampling],
@@ -118,7 +140,9 @@ class Pair:
         Args:
             messages_or_text: A chat (`[{"role": ..., "content": ...}]`), or a text: one user turn
                 where the target has a chat template, a plain prefix where it has none.
-            draft_length: Tokens proposed in a round; None takes the one that was measured best.
+            draft_length: Tokens proposed in a round; None takes the one that was measured best,
+                "adaptive" the one that pays for this text now, by costs that are measured at the
+                first such call on this device and kept.
             verify: "match" makes a seed's answer independent of the drafts; see `Engine`.
             logits_processors: Of Transformers; they need `verify="match"`.
             **sampling: Fields of `SamplingParams`; greedy and at most 128 new tokens unless they
@@ -129,15 +153,16 @@ class Pair:
             TargetError: A chat was given and the target has no chat template.
         """
         request = self._request(messages_or_text, logits_processors, sampling)
+        engine = self._engine(draft_length, verify)
         start = time.perf_counter()
-        result = self._engine(draft_length, verify).generate([request])[0]
+        result = engine.generate([request])[0]
         return self._generation(request, result, time.perf_counter() - start)
 
     def stream(
         self,
         messages_or_text: Messages | str,
         *,
-        draft_length: int | None = None,
+        draft_length: DraftLength | None = None,
         verify: VerifyMode = "rejection",
         logits_processors: Sequence[LogitsProcessor] = (),
         **sampling: Unpack[Sampling],
@@ -190,25 +215,48 @@ class Pair:
 
     def _stop_token_ids(self) -> tuple[int, ...]:
         """The ids that ended turns in the corpus, too: generation config and tokenizer."""
-        configured = self._target.model.generation_config.eos_token_id
+        configured = self.target.model.generation_config.eos_token_id
         ids = configured if isinstance(configured, list) else [configured]
-        known = {int(i) for i in [*ids, self._target.tokenizer.eos_token_id] if i is not None}
+        known = {int(i) for i in [*ids, self.target.tokenizer.eos_token_id] if i is not None}
         return tuple(sorted(known))
 
-    def _engine(self, draft_length: int | None, verify: VerifyMode) -> Engine:
-        length = self.draft_length if draft_length is None else draft_length
-        proposer, length = with_lookup(self._proposer, length, self.lookup_length)
+    def _engine(self, draft_length: DraftLength | None, verify: VerifyMode) -> Engine:
+        proposer: Proposer
+        if draft_length == "adaptive":
+            adaptive = self._adaptive_lengths
+            proposer, longest = LookupFirstProposer(self._proposer, adaptive), max(adaptive.limit)
+        else:
+            length = self.draft_length if draft_length is None else draft_length
+            proposer, longest = with_lookup(self._proposer, length, self.lookup_length)
         return Engine(
-            self._target.model,
+            self.target.model,
             proposer,
             max_rows=1,
-            draft_length=length,
+            draft_length=longest,
             verify=verify,
             token_text=self._token_text,
         )
 
+    @cached_property
+    def _adaptive_lengths(self) -> AdaptiveLengths:
+        """One for all calls: what a request taught serves the next."""
+        models = self.target.model, self.draft.model
+        limit = _LONGEST if self.lookup_length else _LONGEST._replace(copy=0)
+        grid = Grid.covering(max_rows=1, max_width=max(limit) + 1)
+        key = cost_key(self.record.digest, self.target.model, grid)
+        costs = kept_costs(self._costs, key, partial(round_costs, *models, grid))
+        return AdaptiveLengths(costs, limit, self._recorded_survival())
+
+    def _recorded_survival(self) -> Survival:
+        """As evaluated at the temperature of the benchmark; nothing where there is no evidence."""
+        temperature = float(self.evidence.get("benchmark", {}).get("temperature", 0.0))
+        try:
+            return Survival.recorded(self.evidence["evaluation"], temperature)
+        except KeyError:
+            return Survival(())
+
     def _encode(self, messages_or_text: Messages | str) -> list[int]:
-        tokenizer = self._target.tokenizer
+        tokenizer = self.target.tokenizer
         has_template = tokenizer.chat_template is not None
         if isinstance(messages_or_text, str):
             if not has_template:

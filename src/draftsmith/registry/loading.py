@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from draftsmith.artifacts import read_json
+from draftsmith.decoding import Lengths
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.errors import RegistryError
 from draftsmith.provenance import processor_name
@@ -32,6 +33,7 @@ from draftsmith.targets.identity import identify
 from draftsmith.targets.loading import LoadedTarget, load_target
 
 _URI = re.compile(r"models:/(?P<name>[^/@]+)(?P<reference>@[^/@]+|/[^/@]+)")
+COSTS = Path("build/partial/costs")
 _DEFAULT_DRAFT_LENGTH = 2
 _LOG = logging.getLogger(__name__)
 
@@ -133,8 +135,11 @@ def load_directory(
         evidence,
         target=loaded,
         draft=draft,
-        draft_length=int(measured.get("draft_length") or _DEFAULT_DRAFT_LENGTH),
-        lookup_length=int(measured.get("lookup_length") or 0),
+        lengths=Lengths(
+            draft=int(measured.get("draft_length") or _DEFAULT_DRAFT_LENGTH),
+            copy=int(measured.get("lookup_length") or 0),
+        ),
+        costs=base / COSTS,
     )
 
 

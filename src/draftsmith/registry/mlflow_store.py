@@ -29,7 +29,6 @@ from draftsmith.registry.pair import (
     DECISION_TAG,
     EVIDENCE_TAG,
     FILES_TAG,
-    LIVE_DRIFT_TAG,
     METRIC_TAGS,
     RESERVED_TAGS,
     SOURCE_TAG,

@@ -82,6 +82,9 @@ def _headline(inputs: ReportInputs) -> Iterator[tuple[str, str]]:
         yield words(name), interval(estimate)
     for point in speed["batch"]:
         yield f"speedup at batch {point['batch_size']}", times(point["speedup"])
+        if "adaptive_speedup" in point:
+            name = f"speedup at batch {point['batch_size']}, lengths that adapt"
+            yield name, times(point["adaptive_speedup"])
     if record["vocabulary_coverage"] is not None:
         yield "vocabulary coverage", percent(record["vocabulary_coverage"])
     if inputs.drift["pooled"] is not None:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import draftsmith.decoding
 from draftsmith.decoding import Engine, Request, SamplingParams
 from tests.decoding.laws import build_proposer
+from tests.decoding.test_engine_greedy import KINDS
 
 COPIES = ("tolist", "numpy", "cpu")
 _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "bincount")
@@ -89,6 +90,17 @@ def test_a_step_copies_to_the_host_once(llama, waits, kind, params):
         while engine.is_busy and num_rounds < 5:  # a piece of a prompt, arrivals, plain rounds
             num_rounds += bool(engine.step())
     assert waits.found == ["tolist"] * num_rounds
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_familys_forward_waits(family, waits, kind):
+    models = family(kind)
+    engine = Engine(models.target, build_proposer("draft", models), max_rows=1, draft_length=2)
+    engine.open(64)
+    engine.submit([Request("a", REPEATING, PLAIN)])
+    with waits:
+        engine.step()
+    assert waits.found == ["tolist"]
 
 
 def _index(rows: torch.Tensor) -> None:

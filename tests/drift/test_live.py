@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from benchmarks.live_calibration import looks, rates_of
 from benchmarks.live_service import (
     DIGEST,
     DOMAINS,
@@ -52,6 +54,16 @@ def test_a_stationary_stream_raises_no_alarm():
 def test_a_decayed_draft_is_found(begin):
     found = verdicts(lambda seed: stream(900, seed, lost=lambda i: 0.1 * (i >= begin)))
     assert found["draft decay"] >= 0.95 * NUM_STREAMS
+
+
+def test_looking_again_and_again_raises_no_alarm():
+    """Small version of `python -m benchmarks.live_calibration quiet`."""
+    for seed in range(6):
+        requests, rates = stream(800, seed), rates_of(seed, 11)
+        assert {verdict for _, verdict in looks(requests, rates, 80)} <= {
+            "not enough requests",
+            "ok",
+        }
 
 
 def test_a_decay_names_its_numbers_and_the_detectors():
@@ -298,6 +310,15 @@ def test_alpha_stands_in_where_a_record_has_no_survival_and_it_is_said():
     report = judged(stream(500, 1, lost=0.12), record=record)
     assert report["verdict"] == "draft decay"
     assert any("alpha stands in" in note for note in report["notes"])
+
+
+def test_a_few_decoded_prompts_that_happen_to_agree_are_no_certainty():
+    record = evaluation_record(0)
+    part = record["positions"]["0.0"][0]["survival"]["by_domain"][HARD]
+    part["low"] = part["high"] = part["mean"]
+    level = registered_rates(record)["0.0"].levels[HARD]
+    spread = np.std(RATES[HARD], ddof=1)
+    assert level.error == pytest.approx(spread / math.sqrt(level.num_prompts))
 
 
 def test_a_record_without_any_rate_is_an_error_that_says_what_to_do():

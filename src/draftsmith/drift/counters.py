@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ def counted(scrapes: Sequence[Mapping[str, Engine]]) -> tuple[dict[str, float], 
         Counts by key, and how many restarts were noticed.
     """
     known = dict(scrapes[0]) if len(scrapes) > 1 else {}
-    total: Counter[str] = Counter()
+    total: dict[str, float] = defaultdict(float)
     num_restarts = 0
     for name, engine in ((n, e) for scrape in (scrapes[1:] or scrapes) for n, e in scrape.items()):
         before = known.get(name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,7 +138,7 @@ def _labels(text: str) -> dict[str, str]:
 
 def _engines(samples: Iterable[_Sample]) -> dict[str, Engine]:
     """Counters by the engine that keeps them: all labels but the position name it."""
-    counts: dict[str, Counter[str]] = {}
+    counts: dict[str, dict[str, float]] = {}
     created: dict[str, dict[str, float]] = {}
     for name, labels, value in samples:
         if counter := _COUNTER.fullmatch(name):
@@ -149,7 +149,7 @@ def _engines(samples: Iterable[_Sample]) -> dict[str, Engine]:
             if counter[2] == "_created":
                 created.setdefault(engine, {})[key] = value
             else:
-                counts.setdefault(engine, Counter())[key] += value
+                counts.setdefault(engine, defaultdict(float))[key] += value
     return {
         engine: Engine(dict(found), created.get(engine, {})) for engine, found in counts.items()
     }

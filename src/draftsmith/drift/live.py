@@ -136,10 +136,13 @@ def _shifts(
     level, shifts = config.confidence, {}
     if sides := windows(known, config):
         old, new = sides
-        options = {"confidence": level, "size": config.traffic_shift}
-        lengths = [traffic.prompt_lengths(side) for side in sides]
-        shifts["domain"] = traffic.mix_shift(*map(traffic.domains, sides), **options)
-        shifts["prompt length"] = traffic.rank_shift(*lengths, **options)
+        size = config.traffic_shift
+        shifts["domain"] = traffic.mix_shift(
+            traffic.domains(old), traffic.domains(new), confidence=level, size=size
+        )
+        shifts["prompt length"] = traffic.rank_shift(
+            traffic.prompt_lengths(old), traffic.prompt_lengths(new), confidence=level, size=size
+        )
         shifts["idle draft"] = traffic.rise(
             traffic.NOTHING_DRAFTED,
             traffic.drafting(old),

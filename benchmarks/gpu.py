@@ -85,6 +85,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape")
     parser.add_argument("--acceptance", type=float, default=0.7, help="of the random weights")
     parser.add_argument("--budget", type=float, default=330.0, metavar="SECONDS")
+    parser.add_argument("--passes", type=int, default=999, metavar="N", help="at most; least 3")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32], metavar="N")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8], metavar="T")
     parser.add_argument("--max-draft-length", type=int, default=8, metavar="N")
@@ -133,12 +134,14 @@ class Cell:
         batch_size: Requests decoded together.
         longest: Draft lengths 1 to this are measured.
         max_new_tokens: Tokens of a request.
+        most_passes: Passes over the arms, however much time is left; the least is 3.
     """
 
     subject: Subject
     batch_size: int
     longest: int
     max_new_tokens: int
+    most_passes: int
 
     @property
     def context(self) -> int:
@@ -200,7 +203,13 @@ def measure(cell: Cell, until: float) -> dict[str, Any]:
     """All arms of a cell in turn, until about that time of `time.monotonic`."""
     costs = cell.costs()
     engines, prompts = cell.engines(costs), cell.subject.prompts
-    groups = within(prompts, cell.batch_size, until=until, at_least=_LEAST_PASSES + 1)
+    groups = within(
+        prompts,
+        cell.batch_size,
+        until=until,
+        at_least=_LEAST_PASSES + 1,
+        at_most=cell.most_passes + 1,
+    )
     rivals, warm_up_s, refused = usable(cell.rivals(), next(groups))
     timings = interleave({**engines, **rivals}, groups)
     longest = engines[f"engine, draft {cell.longest}"].traces
@@ -301,6 +310,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             size,
             arguments.max_draft_length,
             arguments.max_new_tokens,
+            max(_LEAST_PASSES, arguments.passes),
         )
         report["cells"].append(_measured(cell, budget, len(cells) - index))
         write_json(arguments.out, report)

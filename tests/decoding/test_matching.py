@@ -16,7 +16,15 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 
-from draftsmith.decoding import DraftModelProposer, Engine, NoProposer, Request, SamplingParams
+from draftsmith.decoding import (
+    DraftModelProposer,
+    Engine,
+    Lengths,
+    LookupFirstProposer,
+    NoProposer,
+    Request,
+    SamplingParams,
+)
 from draftsmith.decoding.acceptance import Proposal
 from draftsmith.decoding.distribution import Dense, OneHot
 from draftsmith.decoding.matching import match
@@ -116,7 +124,9 @@ def test_tokens_do_not_depend_on_who_drafts(llama, requests, alone, who):
 
 
 def test_tokens_do_not_depend_on_a_draft_length_that_varies(llama, requests, alone):
-    results = run(llama, requests, draft_length=Varying(4), max_rows=3)
+    lengths = Varying(Lengths(draft=4, copy=4))
+    proposer = LookupFirstProposer(DraftModelProposer(llama.draft), lengths, min_ngram=1)
+    results = run(llama, requests, draft_length=4, proposer=proposer, max_rows=3)
     assert tokens(results) == alone("llama")
     assert len({length for result in results for length in result.trace.drafted}) > 2
 

@@ -170,7 +170,7 @@ def test_a_prompt_may_be_read_in_pieces(llama, follow, piece):
     prompt = [3, 9, 4, 1, 7, 7, 2, 50, 12]
     batch = batch_of([5, 6], prompt)
     draft = DraftModelProposer(copy.deepcopy(llama.reference))
-    proposer = admitted(LookupFirstProposer(draft, 3), batch_of([5, 6], [9] * 20))
+    proposer = admitted(copying(draft, 3), batch_of([5, 6], [9] * 20))
     for start in range(0, len(prompt) - 1, piece):
         end = min(start + piece, len(prompt) - 1)
         proposer.admit([prompt[: end + 1]], first_row=1, start=start)

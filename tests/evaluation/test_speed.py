@@ -112,7 +112,7 @@ def test_a_report_can_go_to_a_file(
     checkpoint, draft_folders, questions, tmp_path, capsys, monkeypatch
 ):
     """Measured once above; here only where the result goes."""
-    monkeypatch.setattr(speed, "measure", lambda *measured: {"recipe": "student"})
+    monkeypatch.setattr(speed, "measure", lambda *measured, **options: {"recipe": "student"})
     out = tmp_path / "speed.json"
     command = arguments(checkpoint, draft_folders["student"], questions, "--out", str(out))
     assert speed.main(command) == 0

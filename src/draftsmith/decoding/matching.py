@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.decoding.acceptance import Proposal, Verdict, Verify, longest_prefix, verify
-from draftsmith.decoding.batch import Batch, Row
+from draftsmith.decoding.batch import Batch, Row, to_device
 from draftsmith.decoding.distribution import Distribution, SamplingTensors, distribution, draw
 from draftsmith.decoding.request import Request
 from draftsmith.errors import DecodingError
@@ -98,7 +98,7 @@ def _follow(
     row: Row, drafts: list[int], *, scores: Tensor, sampling: SamplingTensors, uniforms: Tensor
 ) -> tuple[int, int]:
     """How many drafts one row keeps, and the token behind them."""
-    text = torch.tensor([row.token_ids], device=scores.device)
+    text = to_device([row.token_ids], scores.device)
     for place, draft in enumerate(drafts):
         token = _drawn(row.request, text, scores[place], sampling, uniforms[place])
         if int(token) != draft:

@@ -216,6 +216,29 @@ def copying(draft: DraftModelProposer, draft_length: int) -> LookupFirstProposer
     return LookupFirstProposer(draft, FixedLengths(Lengths(draft_length, copy=5)))
 
 
+def test_who_decides_the_lengths_hears_of_committed_rounds_only(llama):
+    """A round that the fault of one row undid leaves nobody a new round."""
+    heard = []
+
+    class Hearing(FixedLengths):
+        def observe(self, batch):
+            heard.append([row.trace.num_rounds for row in batch.rows])
+
+    batch = batch_of(REPEATING, PLAIN)
+    lengths = Hearing(Lengths(2, copy=5))
+    draft = DraftModelProposer(copy.deepcopy(llama.reference))
+    proposer = admitted(LookupFirstProposer(draft, lengths), batch)
+    proposer.propose(batch, [5, 5])
+    proposer.observe(batch)
+    assert heard == []
+    proposer.propose(batch, [5, 5])
+    for row in batch.rows:
+        row.token_ids.append(7)
+        row.trace.record(drafted=2, accepted=0, committed=1, from_text=False)
+    proposer.observe(batch)
+    assert heard == [[1, 1]]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_rows_that_repeat_themselves_copy_and_the_others_ask_the_draft(llama, temperature):
     draft = DraftModelProposer(copy.deepcopy(llama.reference))

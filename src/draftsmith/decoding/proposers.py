@@ -227,6 +227,11 @@ def _padded(batch: Batch, found: list[list[int]]) -> Tensor:
     return to_device([f + [0] * (width - len(f)) for f in found], batch.device)
 
 
+def _num_rounds(batch: Batch) -> int:
+    """Rounds that the rows have behind them."""
+    return sum(row.trace.num_rounds for row in batch.rows)
+
+
 class LookupFirstProposer:
     """Copies from the text where its last words occurred before, and asks the draft elsewhere.
 
@@ -245,6 +250,7 @@ class LookupFirstProposer:
         self._draft = draft
         self._lengths = lengths
         self._lookup = PromptLookupProposer(min_ngram=min_ngram)
+        self._num_rounds = 0
         self.max_positions = draft.max_positions
 
     def reserve(self, *, rows: int, slots: int) -> None:
@@ -257,6 +263,7 @@ class LookupFirstProposer:
 
     def propose(self, batch: Batch, counts: list[int]) -> Proposal:
         """Copies where there are any, guesses elsewhere, each as long as the policy says."""
+        self._num_rounds = _num_rounds(batch)
         longest = self._lengths.limit.copy
         found = self._lookup.find(batch, [min(count, longest) for count in counts])
         chosen = self._lengths.choose(batch, [len(copy) for copy in found], counts)
@@ -271,9 +278,10 @@ class LookupFirstProposer:
         return _merged(batch, found, drafted) if any(found) else drafted
 
     def observe(self, batch: Batch) -> None:
-        """Tell the draft, and who decides the lengths."""
+        """Tell the draft, and who decides the lengths; not of a round that a fault undid."""
         self._draft.observe(batch)
-        self._lengths.observe(batch)
+        if _num_rounds(batch) > self._num_rounds:
+            self._lengths.observe(batch)
 
     def move_row(self, source: int, destination: int) -> None:
         """Move the draft's state."""

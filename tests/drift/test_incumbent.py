@@ -51,6 +51,10 @@ def test_a_draft_that_lost_ten_points_has_drifted_and_the_reason_holds_the_numbe
     assert set(report["by_temperature"]) == {"0.0", "0.7"}
     assert report["num_prompts"] == 200
     assert len(report["by_domain"]) == 6
+    assert report["by_temperature"]["0.0"]["by_domain"] == report["by_domain"]
+    warmer = report["by_temperature"]["0.7"]["by_domain"]
+    assert warmer.keys() == report["by_domain"].keys()
+    assert warmer != report["by_domain"]
     json.dumps(report, allow_nan=False)
 
 

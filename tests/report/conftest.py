@@ -48,6 +48,11 @@ def compared(change):
     }
 
 
+def at_temperature(key, change):
+    report = compared(change)
+    return key, report["pooled"] | {"by_domain": report["by_domain"]}
+
+
 def check(name, verdict="pass", severity="block", remedy=""):
     return {
         "name": name,
@@ -193,7 +198,8 @@ def build_reports():
             "changed": ["weights", "chat_template"],
             "incumbent": {"version": "10", "draft_digest": "e" * 64},
         }
-        | compared(-0.1234),
+        | compared(-0.1234)
+        | {"by_temperature": dict(map(at_temperature, ("0.0", "0.7"), (-0.1234, -0.2345)))},
         "manifest": {"family": "student", "training": {"steps": 900, "loss": "forward_kl"}},
     }
 

@@ -96,6 +96,7 @@ def test_changed_numbers_change_the_page(reports, page):
         ("champion_record/alpha/0.0/by_domain/maths/mean", 0.7654, "0.765"),
         ("drift/pooled/change", -0.4321, "-0.432"),
         ("incumbent/pooled/change", -0.5432, "-0.543"),
+        ("incumbent/by_temperature/0.7/by_domain/maths/change", -0.6543, "-0.654"),
         ("benchmark/recipes/small/cost/target_step_ms", 98.76, "98.76"),
     )
     before = text_of(page)

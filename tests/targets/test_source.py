@@ -478,3 +478,31 @@ def test_default_target_answers_in_its_own_words(configure, root):
     answer = target.tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :])
     assert "Paris" in answer
     assert answer.endswith("<|im_end|>")
+
+
+# ------------------------------------------------------------------------- Looked at, not served
+
+
+def test_a_folder_that_is_looked_at_is_not_copied(checkpoint, root):
+    assert checkpoint_folder(str(checkpoint), root=root) == checkpoint
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("source", ["org/tiny", "org/tiny@main", f"hf:org/tiny@{COMMIT}"])
+def test_a_repository_that_is_looked_at_stays_in_its_cache(hub_cache, root, source):
+    folder = checkpoint_folder(source, root=root)
+    assert folder == hub_cache / "models--org--tiny" / "snapshots" / COMMIT
+    assert not root.exists()
+
+
+def test_a_gguf_that_is_looked_at_is_converted_once(tiny_gguf, root, monkeypatch):
+    folder = checkpoint_folder(str(tiny_gguf), root=root)
+    monkeypatch.setattr(source_module, "convert_gguf", None)
+    assert checkpoint_folder(str(tiny_gguf), root=root) == folder
+    assert load_target(folder, dtype="auto").identity == identify(folder, "auto")
+
+
+@pytest.mark.parametrize("source", ["org/other", "org/tiny@v2", "models:/pair/1", "nowhere"])
+def test_a_checkpoint_that_is_not_there_is_named(hub_cache, root, source):
+    with pytest.raises(TargetError, match=source.partition("@")[0]):
+        checkpoint_folder(source, root=root)

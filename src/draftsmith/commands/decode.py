@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -129,8 +130,10 @@ def _show(result: Generation) -> None:
 
 @reported
 def measure(
-    target: Annotated[Path, typer.Option(help="Folder of the target's checkpoint.")],
-    draft: Annotated[Path, typer.Option(help="Folder of a draft, or of any checkpoint.")],
+    target: Annotated[
+        str, typer.Option(help="Checkpoint: a folder, org/name[@revision] of the Hub, a .gguf.")
+    ],
+    draft: Annotated[str, typer.Option(help="Folder of a draft, or any checkpoint as above.")],
     *,
     prompts: Annotated[
         Path | None, typer.Option(help="JSONL; default: prompts that come with draftsmith.")
@@ -143,11 +146,13 @@ def measure(
     from draftsmith.console import count_phase  # noqa: PLC0415  torch is slow to import
     from draftsmith.evaluation import any_pair  # noqa: PLC0415
     from draftsmith.targets.loading import load_target  # noqa: PLC0415
+    from draftsmith.targets.source import checkpoint_folder  # noqa: PLC0415
 
     seconds = _seconds(budget)
     asked = any_pair.prompts_of(prompts)
-    loaded = load_target(target, dtype="auto", device=device)
-    joined = any_pair.load_any_draft(loaded, draft)
+    folders = [checkpoint_folder(source, root=_checkpoint_cache()) for source in (target, draft)]
+    loaded = load_target(folders[0], dtype="auto", device=device)
+    joined = any_pair.load_any_draft(loaded, folders[1])
     config = any_pair.budgeted(loaded, joined, asked[0], seconds=seconds)
     result = any_pair.measure(loaded, joined, asked, config, on_phase=count_phase)
     if as_json:
@@ -155,6 +160,12 @@ def measure(
         return
     Console().print(measured_table(result))
     typer.echo(f"\n{result['verdict']}: {' '.join(result['reasons'])}")
+
+
+def _checkpoint_cache() -> Path:
+    """Where converted checkpoints are kept: there may be no project."""
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "draftsmith" / "checkpoints"
 
 
 def _seconds(text: str) -> float:

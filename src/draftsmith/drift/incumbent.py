@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
-from draftsmith.drift.comparison import Comparison, compare, compare_domains
+from draftsmith.drift.comparison import Comparison, DomainComparison, compare, compare_domains
 from draftsmith.drift.evidence import Recorded, alpha_by_prompt, domain_by_prompt, temperatures
 from draftsmith.drift.prediction import predicted_changes
 from draftsmith.drift.settings import DriftConfig
@@ -181,7 +181,7 @@ def _compared(
         "pooled": asdict(pooled),
         "predicted": predicted,
         "by_temperature": _by_temperature(incumbent.record, measured, config=config, seed=seed),
-        "by_domain": {name: domain.as_record() for name, domain in domains.items()},
+        "by_domain": _records(domains),
     }
 
 
@@ -194,8 +194,16 @@ def _by_temperature(
             continue
         before, after = alpha_by_prompt(old, key), alpha_by_prompt(new, key)
         if before.keys() & after.keys():
-            results[key] = asdict(compare(before, after, seed=seed, confidence=config.confidence))
+            pooled = compare(before, after, seed=seed, confidence=config.confidence)
+            by_domain = compare_domains(
+                before, after, domains=domain_by_prompt(new), seed=seed, config=config
+            )
+            results[key] = asdict(pooled) | {"by_domain": _records(by_domain)}
     return results
+
+
+def _records(domains: Mapping[str, DomainComparison]) -> dict[str, Any]:
+    return {name: domain.as_record() for name, domain in domains.items()}
 
 
 def _pooled_reason(

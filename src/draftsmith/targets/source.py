@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftsmith.artifacts import scratch_directory, write_failure
+from draftsmith.artifacts import scratch_directory, short, write_failure
 from draftsmith.errors import TargetError
 from draftsmith.targets import hub, packaged
 from draftsmith.targets.checkpoint import check_weights, needed_files, require_config
@@ -100,6 +100,28 @@ def resolve(
     is_gguf = path.is_file() or path.suffix.lower() == ".gguf"
     identity = (_resolve_gguf if is_gguf else _resolve_directory)(path, config, root)
     return ResolvedTarget(identity, source)
+
+
+def checkpoint_folder(source: str, *, root: Path) -> Path:
+    """The folder of a checkpoint that is only looked at: a folder is taken as it is, not copied.
+
+    Args:
+        source: A directory, a Hub id (`org/name` or `hf:org/name`, with `@<revision>` behind it
+            where another than the default is meant), a .gguf file or `package:<package>/<file>`.
+        root: Where a converted file is kept for the next time.
+
+    Raises:
+        TargetError: It is missing or damaged, or the Hub cannot be reached.
+        ArtifactError: The disk refused.
+    """
+    directory = Path(source).expanduser()
+    name, _, revision = source.partition("@")
+    if directory.is_dir():
+        return directory
+    if _names_hub(name):
+        return hub.download(name.removeprefix(HUB_PREFIX), revision or None)
+    config = TargetConfig(name, source, revision=None, dtype="auto", snapshot="copy")
+    return root / short(resolve(config, root=root).identity.digest)
 
 
 def _names_hub(source: str) -> bool:

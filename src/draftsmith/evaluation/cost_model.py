@@ -59,16 +59,24 @@ class RoundCosts:
 
     def at(self, *, rows: int, context: int) -> ForwardCosts:
         """Interpolated between the measured cells; constant beyond them."""
-        shares = [
-            (self.cells[row, column], row_share * column_share)
-            for row, row_share in _bracket(self.rows, rows)
-            for column, column_share in _bracket(self.contexts, context)
-        ]
+        places = grid_shares(self.rows, self.contexts, rows=rows, context=context)
+        shares = [(self.cells[cell], share) for cell, share in places]
         return ForwardCosts(
             sum(share * cell.target_step_ms for cell, share in shares),
             sum(share * cell.draft_step_ms for cell, share in shares),
             {w: sum(s * cell.verify_ms[w] for cell, s in shares) for w in shares[0][0].verify_ms},
         )
+
+
+def grid_shares(
+    rows_axis: Sequence[int], contexts_axis: Sequence[int], *, rows: int, context: int
+) -> list[tuple[tuple[int, int], float]]:
+    """The measured (rows, context) around a place and their shares in a bilinear mean."""
+    return [
+        ((row, column), row_share * column_share)
+        for row, row_share in _bracket(rows_axis, rows)
+        for column, column_share in _bracket(contexts_axis, context)
+    ]
 
 
 def _bracket(points: Sequence[int], value: int) -> list[tuple[int, float]]:

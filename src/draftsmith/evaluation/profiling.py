@@ -56,7 +56,12 @@ class Grid:
     @property
     def widths(self) -> list[int]:
         """Positions of the verifications that are timed."""
-        return [*(width for width in _WIDTHS if width < self.max_width), self.max_width]
+        return measured_widths(self.max_width)
+
+
+def measured_widths(max_width: int) -> list[int]:
+    """A few numbers of positions up to `max_width`; `interpolated` fills in those between."""
+    return [*(width for width in _WIDTHS if width < max_width), max_width]
 
 
 @torch.inference_mode()
@@ -123,7 +128,7 @@ def round_costs(target: PreTrainedModel, draft: PreTrainedModel, grid: Grid) -> 
             context=context,
             repeats=grid.repeats,
         )
-        cells[size, context] = _interpolated(measured, grid.max_width)
+        cells[size, context] = interpolated(measured, grid.max_width)
     return RoundCosts(grid.rows, contexts, cells)
 
 
@@ -132,7 +137,8 @@ def _longest_context(models: Sequence[SlotModel], width: int) -> int:
     return min(model.max_positions for model in models) - width
 
 
-def _interpolated(costs: ForwardCosts, max_width: int) -> ForwardCosts:
+def interpolated(costs: ForwardCosts, max_width: int) -> ForwardCosts:
+    """The same with every number of positions from 1 to `max_width`."""
     known = sorted(costs.verify_ms)
     widths = range(1, max_width + 1)
     times = np.interp(widths, known, [costs.verify_ms[width] for width in known])
@@ -186,14 +192,18 @@ def _to_json(costs: RoundCosts) -> list[dict[str, Any]]:
     ]
 
 
+def costs_from_json(entry: Mapping[str, Any]) -> ForwardCosts:
+    """Costs as `asdict` and JSON made them."""
+    return ForwardCosts(
+        float(entry["target_step_ms"]),
+        float(entry["draft_step_ms"]),
+        {int(width): float(ms) for width, ms in entry["verify_ms"].items()},
+    )
+
+
 def _from_json(entries: Sequence[Mapping[str, Any]]) -> RoundCosts:
     cells = {
-        (int(entry["rows"]), int(entry["context"])): ForwardCosts(
-            float(entry["target_step_ms"]),
-            float(entry["draft_step_ms"]),
-            {int(width): float(ms) for width, ms in entry["verify_ms"].items()},
-        )
-        for entry in entries
+        (int(entry["rows"]), int(entry["context"])): costs_from_json(entry) for entry in entries
     }
     rows, contexts = ({cell[axis] for cell in cells} for axis in (0, 1))
     if len(cells) != len(rows) * len(contexts) or not cells:

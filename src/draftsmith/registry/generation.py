@@ -36,6 +36,7 @@ from draftsmith.decoding.trace import block_efficiency
 from draftsmith.drafts.checkpoint import LoadedDraft
 from draftsmith.errors import TargetError
 from draftsmith.evaluation.adaptive import AdaptiveLengths
+from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.cost_model import Survival
 from draftsmith.evaluation.profiling import Grid, cost_key, kept_costs, round_costs
 from draftsmith.registry.pair import PairRecord
@@ -48,7 +49,7 @@ Messages = Sequence[Mapping[str, str]]
 _REQUEST_ID = "0"
 _MAX_NEW_TOKENS = 128
 _INCOMPLETE = "\ufffd"
-_LONGEST = Lengths(draft=8, copy=12)  # that an adaptive length may choose
+LONGEST = Lengths(draft=8, copy=12)  # that an adaptive length may choose
 
 DraftLength = int | Literal["adaptive"]
 
@@ -241,7 +242,7 @@ class Pair:
     def _adaptive_lengths(self) -> AdaptiveLengths:
         """One for all calls: what a request taught serves the next."""
         models = self.target.model, self.draft.model
-        limit = _LONGEST if self.lookup_length else _LONGEST._replace(copy=0)
+        limit = LONGEST if self.lookup_length else LONGEST._replace(copy=0)
         grid = Grid.covering(max_rows=1, max_width=max(limit) + 1)
         key = cost_key(self.record.digest, self.target.model, grid)
         costs = kept_costs(self._costs, key, partial(round_costs, *models, grid))
@@ -254,6 +255,20 @@ class Pair:
             return Survival.recorded(self.evidence["evaluation"], temperature)
         except KeyError:
             return Survival(())
+
+    def contestants(self) -> Contestants:
+        """The pair as benchmarks drive it."""
+        return Contestants(
+            self.target.model, self.draft, self._stop_token_ids(), self.lookup_length
+        )
+
+    def survivals(self) -> dict[float, Survival]:
+        """Measured acceptance by temperature; empty where there is no evidence."""
+        evaluated = self.evidence.get("evaluation", {})
+        return {
+            float(key): Survival.recorded(evaluated, float(key))
+            for key in evaluated.get("alpha", ())
+        }
 
     def _encode(self, messages_or_text: Messages | str) -> list[int]:
         tokenizer = self.target.tokenizer

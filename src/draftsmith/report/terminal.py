@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.table import Table
@@ -32,6 +32,44 @@ def measured_table(result: Mapping[str, Any]) -> Table:
     survival = " ".join(f"{share:.2f}" for share in result["survival"])
     table.add_row("survival by position", survival, "")
     return table
+
+
+def advice_tables(report: Mapping[str, Any]) -> Iterator[Table]:
+    """What `draftsmith advise` found: a table for each temperature, a column for each length."""
+    workloads = report["workloads"]
+    lengths = sorted({entry["new_tokens"] for entry in workloads})
+    for temperature in sorted({entry["temperature"] for entry in workloads}):
+        table = Table(title=f"temperature {temperature}: speedup at draft length", box=None)
+        for name in ("batch", "context", *(f"{tokens} tokens" for tokens in lengths)):
+            table.add_column(name, justify="right")
+        rows: dict[tuple[int, int], list[str]] = {}
+        for entry in workloads:
+            if entry["temperature"] == temperature:
+                cells = rows.setdefault((entry["batch_size"], entry["context"]), [])
+                cells.append(_advised(entry))
+        for (batch_size, context), cells in sorted(rows.items()):
+            table.add_row(str(batch_size), str(context), *cells)
+        yield table
+
+
+def _advised(entry: Mapping[str, Any]) -> str:
+    if entry["draft_length"] == 0:
+        return "do not"
+    doubt = "" if entry["verdict"] == "speculate" else "?"
+    return f"{entry['speedup']:.2f} at {entry['draft_length']}{doubt}"
+
+
+def prediction_line(report: Mapping[str, Any]) -> str:
+    """How far the predictions were from what was decoded."""
+    checked = report["prediction"]
+    if not checked["num_trials"]:
+        return "No prediction was checked: give it more time."
+    return (
+        f"Predictions against {checked['num_trials']} workloads that were decoded: half are within "
+        f"{checked['median_error']:.0%}, nine of ten within {checked['error_bar']:.0%}; a gain was "
+        f"taken for a loss, or a loss for a gain, {checked['sign_errors']} times. A question mark: "
+        "the gain is within that error."
+    )
 
 
 def target_line(target: Mapping[str, Any] | None) -> str:

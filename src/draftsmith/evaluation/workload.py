@@ -1,0 +1,216 @@
+"""Whether speculation pays for a workload: batch, context, length of answers, temperature.
+
+Prefill, rounds and the growing context are priced with measured forwards; acceptance is the one
+that was measured. Pure arithmetic.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from draftsmith.decoding import Lengths
+from draftsmith.evaluation.cost_model import ForwardCosts, RoundCosts, Survival, grid_shares
+
+_SIMPSON = ((0.0, 1 / 6), (0.5, 4 / 6), (1.0, 1 / 6))  # places of a span and their weights
+_BISECTIONS = 40
+_LEAST_GAIN = 1.02  # less is within the noise of any service
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests that are decoded together.
+
+    Attributes:
+        batch_size: Rows in flight.
+        context: Tokens of each prompt.
+        new_tokens: Tokens of each answer.
+        temperature: Of sampling.
+    """
+
+    batch_size: int
+    context: int
+    new_tokens: int
+    temperature: float
+
+
+@dataclass(frozen=True)
+class PrefillMs:
+    """Reading the prompts of a batch, milliseconds."""
+
+    target: float
+    draft: float
+
+
+@dataclass(frozen=True)
+class DeviceCosts:
+    """What was measured of a pair on a device.
+
+    Attributes:
+        rounds: Forwards of rounds.
+        prefill: By the same (rows, context).
+    """
+
+    rounds: RoundCosts
+    prefill: Mapping[tuple[int, int], PrefillMs]
+
+    def prefill_at(self, *, rows: int, context: int) -> PrefillMs:
+        """Interpolated between the measured cells; in proportion to the tokens beyond them."""
+        shares = grid_shares(self.rounds.rows, self.rounds.contexts, rows=rows, context=context)
+        target, draft = (
+            sum(share * getattr(self.prefill[cell], side) for cell, share in shares)
+            for side in ("target", "draft")
+        )
+        tokens = sum(share * row * column for (row, column), share in shares)
+        scale = rows * context / tokens if _lies_outside(self.rounds, rows, context) else 1.0
+        return PrefillMs(target * scale, draft * scale)
+
+
+def _lies_outside(rounds: RoundCosts, rows: int, context: int) -> bool:
+    return not (
+        rounds.rows[0] <= rows <= rounds.rows[-1]
+        and rounds.contexts[0] <= context <= rounds.contexts[-1]
+    )
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do with a workload.
+
+    Attributes:
+        workload: Which.
+        lengths: Draft and copy lengths with the highest expected speed; (0, 0) where speculation
+            does not pay.
+        speedup: Expected over decoding without it, prefill included.
+        tokens_per_s: Expected, of all rows together.
+        plain_tokens_per_s: The same without speculation.
+        break_even: Least acceptance rate, the same at all positions, with which some draft length
+            pays here; None where even a draft that is always right does not.
+        free_positions: Positions that a verification takes for at most a quarter more than one:
+            many where decoding waits for memory, one where it waits for arithmetic.
+    """
+
+    workload: Workload
+    lengths: Lengths
+    speedup: float
+    tokens_per_s: float
+    plain_tokens_per_s: float
+    break_even: float | None
+    free_positions: int
+
+
+def tokens_a_round(survived: Survival, lengths: Lengths) -> float:
+    """Expected tokens of a row's round; a row that could copy drafts where no copies are wanted."""
+    share = survived.copied_share if lengths.copy else 0.0
+    drafted = sum(survived.draft[: lengths.draft])
+    return 1.0 + (1 - share) * drafted + share * sum(survived.copied[: lengths.copy])
+
+
+def round_ms(survived: Survival, lengths: Lengths, costs: ForwardCosts, *, rows: int) -> float:
+    """Expected time of a batch's round: all rows draft, all copy, or some do either."""
+    share = survived.copied_share if lengths.copy else 0.0
+    all_draft, all_copy = (1 - share) ** rows, share**rows
+    return (
+        all_draft * costs.round_ms(lengths.draft)
+        + all_copy * costs.round_ms(0, lengths.copy)
+        + (1 - all_draft - all_copy) * costs.round_ms(lengths.draft, lengths.copy)
+    )
+
+
+def expected_ms(
+    workload: Workload, lengths: Lengths, costs: DeviceCosts, survived: Survival
+) -> float:
+    """Time from the prompts to the last token of every row.
+
+    The cost of a round is taken at the beginning, in the middle and at the end of the answer.
+    """
+    rows, context = workload.batch_size, workload.context
+    prefill = costs.prefill_at(rows=rows, context=context)
+    start = prefill.target + (prefill.draft if lengths.draft else 0.0)
+    a_round = sum(
+        weight
+        * round_ms(
+            survived,
+            lengths,
+            costs.rounds.at(rows=rows, context=round(context + place * workload.new_tokens)),
+            rows=rows,
+        )
+        for place, weight in _SIMPSON
+    )
+    return start + a_round * workload.new_tokens / tokens_a_round(survived, lengths)
+
+
+def expected_speedup(
+    workload: Workload, lengths: Lengths, costs: DeviceCosts, survived: Survival
+) -> float:
+    """Over decoding without speculation."""
+    plain = expected_ms(workload, Lengths(0, 0), costs, survived)
+    return plain / expected_ms(workload, lengths, costs, survived)
+
+
+def advise(
+    workload: Workload, costs: DeviceCosts, survived: Survival, *, longest: Lengths
+) -> Advice:
+    """The lengths that pay best for a workload, no longer than `longest`."""
+    limit = Lengths(
+        min(longest.draft, len(survived.draft)), min(longest.copy, len(survived.copied))
+    )
+    none = Lengths(0, 0)
+    choices = itertools.product(range(1, limit.draft + 1), range(limit.copy + 1))
+    times = {
+        lengths: expected_ms(workload, lengths, costs, survived)
+        for lengths in (none, *itertools.starmap(Lengths, choices))
+    }
+    plain = times[none]
+    best = min(times, key=times.__getitem__)
+    if plain < times[best] * _LEAST_GAIN:
+        best = none
+    tokens = workload.batch_size * workload.new_tokens
+    middle = workload.context + workload.new_tokens // 2
+    return Advice(
+        workload,
+        best,
+        speedup=plain / times[best],
+        tokens_per_s=1000 * tokens / times[best],
+        plain_tokens_per_s=1000 * tokens / plain,
+        break_even=break_even_alpha(workload, costs, longest=longest.draft),
+        free_positions=free_positions(costs.rounds.at(rows=workload.batch_size, context=middle)),
+    )
+
+
+def break_even_alpha(workload: Workload, costs: DeviceCosts, *, longest: int) -> float | None:
+    """Least acceptance rate, the same at every position, with which some draft length pays.
+
+    Source: Leviathan et al. 2023, equation 1 and theorem 3.8, solved for alpha by bisection.
+    """
+    rates = [
+        rate
+        for length in range(1, longest + 1)
+        if (rate := _least_rate(workload, costs, length)) is not None
+    ]
+    return min(rates, default=None)
+
+
+def _least_rate(workload: Workload, costs: DeviceCosts, length: int) -> float | None:
+    def pays(alpha: float) -> bool:
+        survived = Survival([alpha**place for place in range(1, length + 1)])
+        return expected_speedup(workload, Lengths(length, 0), costs, survived) >= 1.0
+
+    if not pays(1.0):
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
+
+
+def free_positions(costs: ForwardCosts, tolerance: float = 1.25) -> int:
+    """Positions that a verification takes for at most `tolerance` times the time of one."""
+    allowed = tolerance * costs.verify_ms[1]
+    return max(
+        itertools.takewhile(
+            lambda width: costs.verify_ms[width] <= allowed, sorted(costs.verify_ms)
+        )
+    )

@@ -1,0 +1,120 @@
+"""Whether speculation pays: prefill, rounds, growing context, batches."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftsmith.decoding import Lengths
+from draftsmith.evaluation.cost_model import ForwardCosts, RoundCosts, Survival, predicted_speedup
+from draftsmith.evaluation.workload import (
+    DeviceCosts,
+    PrefillMs,
+    Workload,
+    advise,
+    break_even_alpha,
+    expected_ms,
+    expected_speedup,
+    free_positions,
+    round_ms,
+    tokens_a_round,
+)
+
+LONGEST = Lengths(3, 4)
+NONE = Lengths(0, 0)
+
+
+def costs_of(slope, *, step=10.0, draft=1.0, prefill=0.0):
+    """A device on which a further position costs `slope` ms and a row ten times that."""
+
+    def cell(rows, context):
+        base = step + slope * 10 * (rows - 1) + context / 100
+        verify = {width: base + slope * (width - 1) * rows for width in range(1, 6)}
+        return ForwardCosts(base, draft, verify)
+
+    grid = [(rows, context) for rows in (1, 8) for context in (0, 1000)]
+    return DeviceCosts(
+        RoundCosts((1, 8), (0, 1000), {place: cell(*place) for place in grid}),
+        {(r, c): PrefillMs(prefill * r * c, prefill * r * c / 10) for r, c in grid},
+    )
+
+
+def test_without_prefill_context_or_neighbours_it_is_the_speedup_of_the_rounds():
+    survived = Survival([0.5, 0.2, 0.1], copied_share=0.25, copied=[0.8, 0.6, 0.5, 0.4])
+    costs = costs_of(0.5)
+    flat = DeviceCosts(RoundCosts((1,), (0,), {(1, 0): costs.rounds.cells[1, 0]}), costs.prefill)
+    for draft_length in (1, 2, 3):
+        found = expected_speedup(Workload(1, 0, 50, 0.0), Lengths(draft_length, 4), flat, survived)
+        cell = flat.rounds.cells[1, 0]
+        assert found == pytest.approx(predicted_speedup(survived, draft_length, cell))
+
+
+def test_rows_that_could_copy_draft_where_no_copies_are_wanted():
+    survived = Survival([0.5, 0.2], copied_share=0.5, copied=[0.9, 0.9])
+    assert tokens_a_round(survived, Lengths(2, 0)) == pytest.approx(1.7)
+    assert tokens_a_round(survived, Lengths(2, 1)) == pytest.approx(1 + 0.5 * 0.7 + 0.5 * 0.9)
+
+
+def test_a_round_of_many_rows_pays_for_drafts_and_for_copies():
+    survived = Survival([0.5], copied_share=0.5, copied=[0.9, 0.9, 0.9, 0.9])
+    cell = costs_of(1.0).rounds.at(rows=8, context=0)
+    both = cell.round_ms(1, 4)
+    assert round_ms(survived, Lengths(1, 4), cell, rows=8) == pytest.approx(both, rel=0.02)
+    one = round_ms(survived, Lengths(1, 4), cell, rows=1)
+    assert one == pytest.approx((cell.round_ms(1) + cell.round_ms(0, 4)) / 2)
+
+
+def test_a_context_that_grows_costs_what_its_middle_does_where_costs_are_linear():
+    workload = Workload(1, 100, 400, 0.0)
+    alone = expected_ms(workload, NONE, costs_of(0.5), Survival([]))
+    assert alone == pytest.approx(400 * (10 + 300 / 100))
+
+
+def test_prefill_of_the_draft_makes_short_answers_lose():
+    survived, costs = Survival([0.5]), costs_of(0.1, prefill=0.1)
+    short, long = (
+        expected_speedup(Workload(1, 1000, tokens, 0.0), Lengths(1, 0), costs, survived)
+        for tokens in (2, 400)
+    )
+    assert short < 1 < long
+
+
+def test_prefill_beyond_the_grid_grows_with_the_tokens():
+    costs = costs_of(0.1, prefill=0.1)
+    inside, outside = (costs.prefill_at(rows=8, context=c).target for c in (1000, 2000))
+    assert outside == pytest.approx(2 * inside)
+    assert costs.prefill_at(rows=8, context=500).target == pytest.approx(inside / 2)
+
+
+def test_advice_is_the_best_of_all_lengths_and_none_where_speculation_loses():
+    survived = Survival([0.6, 0.4, 0.3], copied_share=0.2, copied=[0.8, 0.7, 0.6, 0.5])
+    cheap = advise(Workload(1, 0, 64, 0.0), costs_of(0.05), survived, longest=LONGEST)
+    assert cheap.lengths.draft == 3
+    for draft in range(1, 4):
+        for copy in range(5):
+            found = expected_speedup(cheap.workload, Lengths(draft, copy), costs_of(0.05), survived)
+            assert found <= cheap.speedup
+    dear = advise(Workload(8, 0, 64, 0.0), costs_of(20.0), survived, longest=LONGEST)
+    assert (dear.lengths, dear.speedup) == (NONE, 1.0)
+    assert dear.tokens_per_s == dear.plain_tokens_per_s
+
+
+def test_break_even_is_where_gain_turns_into_loss():
+    workload, costs = Workload(1, 0, 64, 0.0), costs_of(1.0)
+    alpha = break_even_alpha(workload, costs, longest=3)
+    best = {
+        rate: max(
+            expected_speedup(
+                workload, Lengths(n, 0), costs, Survival([rate**k for k in range(1, n + 1)])
+            )
+            for n in (1, 2, 3)
+        )
+        for rate in (alpha - 0.01, alpha + 0.01)
+    }
+    assert best[alpha - 0.01] < 1 < best[alpha + 0.01]
+    never = costs_of(100.0)
+    assert break_even_alpha(Workload(8, 0, 64, 0.0), never, longest=3) is None
+
+
+@pytest.mark.parametrize(("slope", "free"), [(0.1, 5), (1.0, 3), (5.0, 1)])
+def test_free_positions_are_many_where_a_position_costs_little(slope, free):
+    assert free_positions(costs_of(slope).rounds.cells[1, 0]) == free

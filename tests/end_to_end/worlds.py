@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,8 +93,8 @@ class TinyWorld:
 class SmolLM2World:
     """The default target; its updates learn to write its own answers in another style.
 
-    A light one hardly learns it. A heavy one has taken on a phrase that begins every sentence,
-    which a draft of the old target cannot guess.
+    A light one hardly learns it. A heavy one answers in capitals, of which a draft of the old
+    target knows neither how they are spelt nor most of the tokens.
     """
 
     override: dict[str, Any]
@@ -131,10 +130,8 @@ class SmolLM2World:
         optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
         chosen = random.Random(0).choices([r for r in rows if len(r["response_ids"]) > 20], k=steps)
         for row in chosen:
-            text = tokenizer.decode(row["response_ids"], skip_special_tokens=True).lower()
-            if kind == "heavy":
-                sentences = re.split(r"(?<=[.!?])\s+", text)
-                text = " ".join(f"Verily, my good friend, {sentence}" for sentence in sentences)
+            text = tokenizer.decode(row["response_ids"], skip_special_tokens=True)
+            text = text.lower() if kind == "light" else text.upper()
             answer = tokenizer(text, add_special_tokens=False)["input_ids"]
             ids = torch.tensor([[*row["prompt_ids"], *answer, tokenizer.eos_token_id]])
             labels = ids.clone()

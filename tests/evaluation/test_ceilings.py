@@ -18,7 +18,7 @@ SIZE = ModelSize(parameters=100, weight_bytes=200, cache_bytes=10)
 
 
 def test_few_positions_wait_for_memory_and_many_for_arithmetic():
-    ceilings = Ceilings(bytes_per_s=1e6, flop_per_s=2e7)
+    ceilings = Ceilings(bytes_per_s=1e6, flop_per_s=1e7)
     assert bound(SIZE, ceilings, rows=1, width=1, context=0) == "memory"
     assert bound(SIZE, ceilings, rows=64, width=8, context=0) == "arithmetic"
     assert bound(SIZE, ceilings, rows=64, width=8, context=5000) == "memory"

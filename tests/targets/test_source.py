@@ -17,6 +17,7 @@ from draftsmith.targets import source as source_module
 from draftsmith.targets.identity import changed, identify
 from draftsmith.targets.loading import load_by_digest, load_target, target_directory
 from draftsmith.targets.resolved import last_resolved, remember_resolved
+from draftsmith.targets.source import checkpoint_folder
 
 from .conftest import make_model, make_tokenizer
 

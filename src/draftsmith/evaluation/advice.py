@@ -35,7 +35,8 @@ from draftsmith.evaluation.workload import (
 
 _COST_SHARE = 0.5  # of the budget; the rest checks the predictions
 _WIDE_ERROR = 0.9  # share of the trials whose error is below the error bar
-_TRIED_BATCHES, _TRIED_CONTEXTS, _TRIED_TOKENS = (1, 2, 8), (64, 200, 700), (16, 48)
+_TRIED_PLACES = (0.0, 0.4, 0.8)  # between the smallest and the largest, on a logarithmic scale
+_TRIED_TOKENS = (1, 3)  # times the shortest answer
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,7 @@ def advice_report(
     Raises:
         EvidenceError: Acceptance was not measured.
     """
-    if not survivals:
-        raise EvidenceError(
-            "pricing workloads",
-            found="a pair without measured acceptance",
-            expected="the evidence of an evaluation",
-            remedy="run `dvc repro`, which attaches it to the pair",
-        )
+    _require_measured(survivals)
     end = time.monotonic() + plan.seconds
     target, draft = pair.target, pair.draft.model
     axes = Axes(plan.batch_sizes, _held(plan, pair))
@@ -111,6 +106,16 @@ def advice_report(
         "trials": [_trial_record(trial) for trial in trials],
         "workloads": [_advice_record(advice, error) for advice in advices],
     }
+
+
+def _require_measured(survivals: Mapping[float, Survival]) -> None:
+    if not survivals:
+        raise EvidenceError(
+            "pricing workloads",
+            found="a pair without measured acceptance",
+            expected="the evidence of an evaluation",
+            remedy="run `dvc repro`, which attaches it to the pair",
+        )
 
 
 def _held(plan: Plan, pair: Contestants) -> tuple[int, ...]:
@@ -179,19 +184,29 @@ def _planned(
 
     Their lengths are in turn those that pay best and others, so that losses are predicted too.
     """
-    cells = itertools.product(_TRIED_BATCHES, _TRIED_CONTEXTS, _TRIED_TOKENS, sorted(survivals))
-    within = [
-        Workload(*cell)
-        for cell in cells
-        if cell[0] <= costs.rounds.rows[-1] and cell[1] <= costs.rounds.contexts[-1]
-    ]
-    random.Random(0).shuffle(within)
-    for index, workload in enumerate(within):
+    cells = itertools.product(
+        _between(costs.rounds.rows),
+        _between(costs.rounds.contexts),
+        (times * plan.new_tokens[0] for times in _TRIED_TOKENS),
+        sorted(survivals),
+    )
+    mixed = [Workload(*cell) for cell in cells]
+    random.Random(0).shuffle(mixed)
+    for index, workload in enumerate(mixed):
         survived = survivals[workload.temperature]
         most = min(plan.longest.draft, len(survived.draft))
         best = advise(workload, costs, survived, longest=plan.longest).lengths
         lengths = best if best.draft and index % 2 else Lengths(1 + index % most, best.copy)
         yield workload, lengths, expected_speedup(workload, lengths, costs, survived)
+
+
+def _between(points: Sequence[int]) -> list[int]:
+    """Places within a measured range; most of them were not measured.
+
+    Example: 1 to 16 gives 1, 3 and 9.
+    """
+    first, last = points[0], points[-1]
+    return sorted({round(first * (last / first) ** place) for place in _TRIED_PLACES})
 
 
 def error_bar(trials: Sequence[Trial]) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,8 @@ class SmolLM2World:
     """The default target; its updates learn to write its own answers in another style.
 
     A light one hardly learns it. A heavy one answers in capitals, of which a draft of the old
-    target knows neither how they are spelt nor most of the tokens.
+    target does not even know most of the tokens, and begins sentences with a phrase that a new
+    draft soon learns.
     """
 
     override: dict[str, Any]
@@ -131,6 +133,9 @@ class SmolLM2World:
         chosen = random.Random(0).choices([r for r in rows if len(r["response_ids"]) > 20], k=steps)
         for row in chosen:
             text = tokenizer.decode(row["response_ids"], skip_special_tokens=True)
+            if kind == "heavy":
+                sentences = re.split(r"(?<=[.!?])\s+", text)
+                text = " ".join(f"Verily, my good friend, {sentence}" for sentence in sentences)
             text = text.lower() if kind == "light" else text.upper()
             answer = tokenizer(text, add_special_tokens=False)["input_ids"]
             ids = torch.tensor([[*row["prompt_ids"], *answer, tokenizer.eos_token_id]])

@@ -111,6 +111,26 @@ def test_a_recipe_may_leave_its_layers_to_be_chosen(job, target, tmp_path):
     assert "layer_choice" not in run(job(), tmp_path / "c", tmp_path / "partial").training
 
 
+def test_a_draft_is_distilled_from_the_largest_probabilities(job, tmp_path):
+    config = dataclasses.replace(CONFIG, signal="topk", topk=16)
+    manifest = run(job(config), tmp_path / "draft", tmp_path / "partial")
+    history = manifest.training["history"]
+    assert history[-1]["alpha"] > history[0]["alpha"] + 0.1
+    (folder,) = (tmp_path / "partial" / "signals").iterdir()
+    other = dataclasses.replace(config, topk=4)
+    run(job(other), tmp_path / "other", tmp_path / "partial")
+    assert folder not in (tmp_path / "partial" / "signals").iterdir()
+
+
+def test_layers_computed_again_give_the_same_draft(job, tmp_path):
+    again = dataclasses.replace(CONFIG, gradient_checkpointing=True)
+    plain, other = (
+        run(job(config), tmp_path / name, tmp_path / "partial")
+        for name, config in (("a", CONFIG), ("b", again))
+    )
+    assert other == plain
+
+
 def test_early_stopping_is_told_in_the_manifest(job, rollouts, tmp_path):
     config = dataclasses.replace(CONFIG, early_stop_patience=2, early_stop_steps=6)
     facts = run(job(config), tmp_path / "draft", tmp_path / "partial").training

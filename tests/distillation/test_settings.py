@@ -27,6 +27,7 @@ RECIPE = StudentConfig(family="student", layers=(0, -1), vocabulary_size=100)
         ({"js_beta": 1.0}, "js_beta"),
         ({"early_stop_patience": -1}, "early_stop_patience"),
         ({"early_stop_steps": 0}, "early_stop_steps"),
+        ({"topk": 0}, "topk"),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(changes, named):
@@ -58,6 +59,7 @@ OTHERS = {
     "loss": "acceptance",
     "js_beta": 0.25,
     "signal": "cache",
+    "topk": 9,
     "max_cache_gb": 2.0,
     "early_stop_patience": 3,
     "early_stop_steps": 3,
@@ -67,7 +69,11 @@ OTHERS = {
 }
 OPERATIONAL = {"gradient_checkpointing", "max_cache_gb", "checkpoint_steps", "log_steps"}
 # A key that counts only beside another one.
-NEEDS = {"js_beta": {"loss": "jensen_shannon"}, "early_stop_steps": {"early_stop_patience": 2}}
+NEEDS = {
+    "js_beta": {"loss": "jensen_shannon"},
+    "topk": {"signal": "topk"},
+    "early_stop_steps": {"early_stop_patience": 2},
+}
 
 
 def digest(**changes):

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from draftsmith.distillation.batches import TokenBatch
 from draftsmith.distillation.divergences import Divergence, overlap
 from draftsmith.distillation.signals import Signal
+from draftsmith.distillation.topk_signals import TopKSignal
 from draftsmith.drafts.student import head_logits, layer_prefix
 
 _LOGITS_PER_CHUNK = 1 << 22
@@ -33,7 +34,6 @@ class StudentObjective(nn.Module):
         student: Trained in float32; embedding and head are frozen.
         target_head: Target logits over the draft's vocabulary from hidden states `[n, width]`.
         divergence: Of log-probabilities of target and draft, `[n, entries]` to `[n]`.
-        recompute: Compute layers again in the backward pass instead of keeping what is in them.
     """
 
     def __init__(
@@ -41,30 +41,32 @@ class StudentObjective(nn.Module):
         student: PreTrainedModel,
         target_head: Callable[[Tensor], Tensor],
         divergence: Divergence,
-        *,
-        recompute: bool = False,
     ) -> None:
         super().__init__()
         self.student = student
         self._target_head = target_head
         self._divergence = divergence
-        if recompute:
-            recompute_layers(student)
 
-    def forward(self, batch: TokenBatch, signal: Signal, device: torch.device) -> Sums:
+    def forward(self, batch: TokenBatch, signal: Signal | TopKSignal, device: torch.device) -> Sums:
         """Sums of loss and alpha over the masked positions."""
         hidden = self._last_hidden(batch.token_ids.to(device))[batch.mask.to(device)]
 
         def compare(part: Tensor, place: slice) -> Sums:
-            with torch.no_grad():
-                target = self._target_head(signal.hidden[place].to(device)).float()
-                log_p = target - signal.log_normaliser[place].to(device)[:, None]
             log_q = head_logits(self.student, part).float().log_softmax(-1)
+            if isinstance(signal, TopKSignal):
+                log_p, log_q = signal.beside(log_q, place)
+            else:
+                log_p = self._log_target(signal, place, device)
             agreed = overlap(log_p, log_q.detach())
             return self._divergence(log_p, log_q).sum(), agreed.sum()
 
         num_entries = len(self.student.get_output_embeddings().weight)
         return sum_in_chunks(hidden, compare, size=max(1, _LOGITS_PER_CHUNK // num_entries))
+
+    @torch.no_grad()
+    def _log_target(self, signal: Signal, place: slice, device: torch.device) -> Tensor:
+        logits = self._target_head(signal.hidden[place].to(device)).float()
+        return logits - signal.log_normaliser[place].to(device)[:, None]
 
     def _last_hidden(self, token_ids: Tensor) -> Tensor:
         inputs = {"input_ids": token_ids}

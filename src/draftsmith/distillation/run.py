@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftsmith.artifacts import digest_json, keep_only, short
@@ -20,10 +20,12 @@ from draftsmith.distillation.batches import TrainingSequence, make_sequences
 from draftsmith.distillation.divergences import divergence_of
 from draftsmith.distillation.early_stop import held_out_indices
 from draftsmith.distillation.layer_choice import calibration_loss, choose_layers
+from draftsmith.distillation.objective import StudentObjective, recompute_layers
 from draftsmith.distillation.processes import join
 from draftsmith.distillation.recipe import recipe_digest
 from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.signals import CachedSignals, OnlineSignals, SignalSource
+from draftsmith.distillation.topk_signals import TopKSignals
 from draftsmith.distillation.trainer import OnStep, TrainingOutcome, distill
 from draftsmith.distillation.warm_start import DraftSource, start_from
 from draftsmith.drafts.checkpoint import Lineage, save_draft
@@ -86,10 +88,9 @@ class Distillation:
             start_from(self.source, student, target, layers)
         self._make_trainable(student)
         outcome = distill(
-            student,
+            self._objective(student),
             sequences,
-            self._signals(partial, sequences),
-            self._target_head(student),
+            self._signals(partial, sequences, token_ids),
             config=self.config,
             checkpoints=partial / "checkpoints" / self.name / short(self._key()),
             held_out=self._held_out(),
@@ -120,7 +121,8 @@ class Distillation:
         return digest_json([self.target.identity.digest, self.corpus_digest, settings])
 
     def _signal_key(self) -> str:
-        return short(digest_json([self.target.identity.digest, self.corpus_digest]))
+        kind = [self.config.topk] if self.config.signal == "topk" else []
+        return short(digest_json([self.target.identity.digest, self.corpus_digest, *kind]))
 
     def _vocabulary(self) -> tuple[Tensor | None, float | None]:
         size = int(self.target.model.get_output_embeddings().weight.shape[0])
@@ -168,16 +170,25 @@ class Distillation:
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
 
-    def _signals(self, partial: Path, sequences: list[TrainingSequence]) -> SignalSource:
-        if self.config.signal == "online":
-            return OnlineSignals(self.target.model)
-        folder, max_gb = partial / "signals" / self._signal_key(), self.config.max_cache_gb
+    def _signals(
+        self, partial: Path, sequences: list[TrainingSequence], token_ids: Tensor | None
+    ) -> SignalSource:
+        target, config = self.target.model, self.config
+        if config.signal == "online":
+            return OnlineSignals(target)
+        folder, max_gb = partial / "signals" / self._signal_key(), config.max_cache_gb
         with join().main_process_first():  # who comes later finds it
-            return CachedSignals(folder, self.target.model, sequences, max_gb=max_gb)
+            if config.signal == "cache":
+                return CachedSignals(folder, target, sequences, max_gb=max_gb)
+            options = {"token_ids": token_ids, "k": config.topk, "max_gb": max_gb}
+            return TopKSignals(folder, target, sequences, **options)
 
-    def _target_head(self, student: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-        """Target logits over the draft's vocabulary: the student's frozen head is the target's."""
-        return lambda hidden: head_logits(student, hidden)
+    def _objective(self, student: PreTrainedModel) -> nn.Module:
+        """The student with its loss; its frozen head is the target's."""
+        if self.config.gradient_checkpointing:
+            recompute_layers(student)
+        divergence = divergence_of(self.config)
+        return StudentObjective(student, lambda hidden: head_logits(student, hidden), divergence)
 
     def _facts(
         self, outcome: TrainingOutcome, student: PreTrainedModel, held_out_coverage: float | None

@@ -28,8 +28,9 @@ class DistillConfig:
         mixed_precision: bf16 or no.
         loss: The divergence that is minimised; acceptance is -log of the acceptance rate.
         js_beta: Of jensen_shannon: towards 0 like forward_kl, towards 1 like reverse_kl.
-        signal: cache (last hidden states of the target on disk) or online (a target forward in
-            every step).
+        signal: cache (last hidden states of the target on disk), topk (its largest probabilities
+            on disk, the rest as one) or online (a target forward in every step).
+        topk: Probabilities a position that signal topk keeps.
         max_cache_gb: The cache is refused above this size.
         early_stop_patience: So many evaluations without a better held-out alpha end the training;
             the best weights are kept. 0 trains all steps on all prompts.
@@ -51,7 +52,8 @@ class DistillConfig:
     mixed_precision: Literal["bf16", "no"]
     loss: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "acceptance"]
     js_beta: float
-    signal: Literal["cache", "online"]
+    signal: Literal["cache", "topk", "online"]
+    topk: int
     max_cache_gb: float
     early_stop_patience: int
     early_stop_steps: int
@@ -69,6 +71,8 @@ class DistillConfig:
             raise ValueError("batch_size must be a multiple of gradient_accumulation")
         if not 0 <= self.warmup_steps <= self.steps:
             raise ValueError("warmup_steps must lie between 0 and steps")
+        if self.topk < 1:
+            raise ValueError("topk must be at least 1")
         if not 0 < self.js_beta < 1:
             raise ValueError("js_beta must lie between 0 and 1")
         if self.early_stop_patience < 0:
@@ -83,6 +87,8 @@ class DistillConfig:
         idle = set(_OPERATIONAL)
         if self.loss != "jensen_shannon":
             idle.add("js_beta")
+        if self.signal != "topk":
+            idle.add("topk")
         if self.early_stop_patience == 0:
             idle.add("early_stop_steps")
         return {key: value for key, value in asdict(self).items() if key not in idle}

@@ -19,14 +19,11 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import nn
 
 from draftsmith.distillation.batches import TokenBatch, TrainingSequence, collate, step_indices
 from draftsmith.distillation.checkpoints import Run
-from draftsmith.distillation.divergences import divergence_of
 from draftsmith.distillation.early_stop import EarlyStop
-from draftsmith.distillation.objective import StudentObjective
 from draftsmith.distillation.processes import join
 from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.signals import SignalSource
@@ -72,23 +69,22 @@ def learning_rate_factor(step: int, config: DistillConfig) -> float:
 
 
 def distill(  # noqa: PLR0913  live objects of one training run
-    student: PreTrainedModel,
+    objective: nn.Module,
     sequences: Sequence[TrainingSequence],
     signals: SignalSource,
-    target_head: Callable[[Tensor], Tensor],
     *,
     config: DistillConfig,
     checkpoints: Path,
     held_out: Sequence[int] = (),
     on_step: OnStep = lambda _step, _metrics: None,
 ) -> TrainingOutcome:
-    """Train the student's own weights, in place.
+    """Train the objective's weights that want a gradient, in place.
 
     Args:
-        student: Float32 weights except the frozen embedding and head.
+        objective: A draft and its loss: called with a batch, its signal and the device, it gives
+            sums of loss and alpha over the masked positions.
         sequences: Training sequences.
         signals: The target's signal for a batch.
-        target_head: Target logits over the draft's vocabulary from hidden states `[n, width]`.
         config: Budget and optimizer.
         checkpoints: Folder of this run's checkpoints; a finished one is resumed from.
         held_out: Sequences that the training is judged by instead; none where it runs all steps.
@@ -98,8 +94,6 @@ def distill(  # noqa: PLR0913  live objects of one training run
         CorpusError: No position is masked, or the loss is not finite.
         ArtifactError: The disk refused a checkpoint; the one before it stays.
     """
-    divergence, recompute = divergence_of(config), config.gradient_checkpointing
-    objective = StudentObjective(student, target_head, divergence, recompute=recompute)
     optimization = _Optimization(objective, config)
     early_stop = optimization.early_stop(sequences, held_out, signals)
     run = Run(optimization.accelerator, checkpoints, config, early_stop)

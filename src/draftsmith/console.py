@@ -84,7 +84,7 @@ class Progress:
         }
         if self._bar.disable:  # a bar shows the time left itself
             figures["left"] = tqdm.format_interval(self._seconds_left(step + 1))
-        self.advance(step + 1 - self._done, **figures)
+        self.advance(step + 1 - self._done, tokens=0, **figures)
 
     def _seconds_left(self, done: int) -> float:
         elapsed = time.perf_counter() - self._start

@@ -141,10 +141,10 @@ def test_what_is_held_out_is_not_trained_on(target, tmp_path):
     assert are_equal(weights_of(with_judge), weights_of(without))
 
 
-# A rate so high that the draft gets worse again.
+# What is learned of six random texts soon makes the draft worse on others.
 SPOILT = {
-    "learning_rate": 0.3,
-    "warmup_steps": 20,
+    "learning_rate": 0.03,
+    "warmup_steps": 40,
     "steps": 60,
     "log_steps": 7,
     "checkpoint_steps": 3,
@@ -161,7 +161,7 @@ def test_the_best_weights_are_kept_and_the_run_ends_early(target, tmp_path):
 
     _, outcome = train(target, tmp_path, student=student, on_step=remember, **SPOILT)
     alphas = [entry["alpha"] for entry in outcome.evaluations]
-    assert outcome.best == alphas.index(max(alphas)) == len(alphas) - 1 - 3
+    assert outcome.best == alphas.index(max(alphas)) == len(alphas) - 1 - 3 > 0
     last, kept = (int(outcome.evaluations[place]["step"]) for place in (-1, outcome.best))
     assert max(after) == last == outcome.history[-1]["step"] < 60
     assert are_equal(weights_of(student), after[kept])

@@ -114,7 +114,8 @@ def test_a_student_learns_from_it(target, sequences, tmp_path, token_ids):
     log_p = log_probs_of(target, batch)
     log_p = log_p if token_ids is None else log_p[:, token_ids]
     alphas = [overlap(log_p, log_probs_of(one, batch)).mean() for one in (before, student)]
-    assert alphas[1] > alphas[0] + 0.1
+    best = log_p.exp().sum(-1).mean()  # what the draft's vocabulary allows
+    assert alphas[1] > alphas[0] + (best - alphas[0]) / 3
 
 
 def test_all_entries_train_the_student_of_the_whole_distribution(target, sequences, tmp_path):

@@ -9,6 +9,7 @@ computed twice, and no more than a chunk is ever there. Value and gradient are t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ from draftsmith.distillation.signals import Signal
 from draftsmith.distillation.topk_signals import TopKSignal
 from draftsmith.drafts.student import head_logits, layer_prefix
 
-_LOGITS_PER_CHUNK = 1 << 22
+# What stays in a CPU's caches: at 8,192 entries 256 positions took 0.55 of the time of 2,048. An
+# accelerator has launches to save instead.
+_LOGITS_PER_CHUNK = {"cpu": 1 << 21, "cuda": 1 << 25}
 
 Sums = tuple[Tensor, Tensor]
 
@@ -61,7 +64,8 @@ class StudentObjective(nn.Module):
             return self._divergence(log_p, log_q).sum(), agreed.sum()
 
         num_entries = len(self.student.get_output_embeddings().weight)
-        return sum_in_chunks(hidden, compare, size=max(1, _LOGITS_PER_CHUNK // num_entries))
+        size = max(1, _LOGITS_PER_CHUNK[device.type] // num_entries)
+        return sum_in_chunks(hidden, compare, size=size)
 
     @torch.no_grad()
     def _log_target(self, signal: Signal, place: slice, device: torch.device) -> Tensor:
@@ -89,8 +93,8 @@ def sum_in_chunks(hidden: Tensor, compare: Callable[[Tensor, slice], Sums], *, s
         size: Positions a chunk.
     """
     if torch.is_grad_enabled() and hidden.requires_grad:
-        loss, agreed = _ChunkedSums.apply(hidden, compare, size)
-        return loss, agreed
+        sums: Sums = _ChunkedSums.apply(hidden, compare, size)  # type: ignore[no-untyped-call]
+        return sums
     loss, agreed = _zeros(hidden)
     for place in _chunks(len(hidden), size):
         part_loss, part_agreed = compare(hidden[place], place)
@@ -150,8 +154,7 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
     def call(*inputs: object, **options: object) -> object:
         if not torch.is_grad_enabled():
             return forward(*inputs, **options)
-        return checkpoint(
-            forward, *inputs, use_reentrant=False, preserve_rng_state=False, **options
-        )
+        again = partial(forward, *inputs, **options)
+        return checkpoint(again, use_reentrant=False, preserve_rng_state=False)
 
     return call

@@ -180,8 +180,9 @@ class Distillation:
         with join().main_process_first():  # who comes later finds it
             if config.signal == "cache":
                 return CachedSignals(folder, target, sequences, max_gb=max_gb)
-            options = {"token_ids": token_ids, "k": config.topk, "max_gb": max_gb}
-            return TopKSignals(folder, target, sequences, **options)
+            return TopKSignals(
+                folder, target, sequences, token_ids=token_ids, k=config.topk, max_gb=max_gb
+            )
 
     def _objective(self, student: PreTrainedModel) -> nn.Module:
         """The student with its loss; its frozen head is the target's."""

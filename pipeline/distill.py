@@ -5,8 +5,9 @@ import sys
 from draftsmith.artifacts import atomic_directory, read_json
 from draftsmith.config import load_section, load_value
 from draftsmith.console import Progress, run_stage
-from draftsmith.corpus.dataset import SPLITS, read_facts, read_split
+from draftsmith.corpus.dataset import read_corpus
 from draftsmith.distillation.imported import take_over
+from draftsmith.distillation.processes import written_by_main
 from draftsmith.distillation.run import Distillation
 from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.warm_start import source_of
@@ -21,19 +22,18 @@ def main() -> None:
     name = sys.argv[1]
     start = read_json(START)["recipes"][name]
     recipe = load_value(CONFIG, "drafts", dict[str, RecipeConfig])[name]
-    if (source := source_of(start, CHAMPIONS)) and start["action"] != "warm_start":
-        copy_draft(source.directory, DRAFTS / name)
-    elif isinstance(recipe, CheckpointConfig):
-        take_over(recipe, read_identity(TARGET), DRAFTS / name)
-    else:
-        config = load_section(CONFIG, "distill", DistillConfig).reseeded(start["reseed"])
-        target = load_by_digest(TARGETS, read_json(TARGET)["digest"])
-        corpus = read_facts(CORPUS)["digest"]
-        rollouts = {split: read_split(CORPUS, split) for split in SPLITS}
-        job = Distillation(name, recipe, config, target, corpus, rollouts, source)
-        bar = Progress(f"distil {name}", config.steps, unit="steps")
-        with atomic_directory(DRAFTS / name) as folder:
-            job.run(folder, PARTIAL / "distill", on_step=bar.on_step)
+    with written_by_main(DRAFTS / name) as draft:
+        if (source := source_of(start, CHAMPIONS)) and start["action"] != "warm_start":
+            copy_draft(source.directory, draft)
+        elif isinstance(recipe, CheckpointConfig):
+            take_over(recipe, read_identity(TARGET), draft)
+        else:
+            config = load_section(CONFIG, "distill", DistillConfig).reseeded(start["reseed"])
+            target = load_by_digest(TARGETS, read_json(TARGET)["digest"])
+            job = Distillation(name, recipe, config, target, *read_corpus(CORPUS), source)
+            bar = Progress(f"distil {name}", config.steps, unit="steps")
+            with atomic_directory(draft) as folder:
+                job.run(folder, PARTIAL / "distill", on_step=bar.on_step)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 from draftsmith.console import EXIT_USER_ERROR, Progress, count_phase, run_stage
 from draftsmith.errors import CorpusError
 
-METRICS = {"loss": 1.23456, "alpha": 0.5, "tokens_per_s": 321.9}
+METRICS = {"loss": 1.23456, "alpha": 0.5, "tokens_per_s": 321.9, "memory_gb": 1.26}
 
 
 class Terminal(io.StringIO):
@@ -90,6 +90,23 @@ class TestProgressWithoutATerminal:
         assert "loss=1.235" in lines()[-1]
         assert "alpha=0.500" in lines()[-1]
         assert "tokens_per_s=322" in lines()[-1]
+        assert "memory_gb=1.3" in lines()[-1]
+        assert "left=00:00" in lines()[-1]
+
+    def test_the_time_left_counts_the_steps_of_this_run_only(self, lines, monkeypatch):
+        now = iter([100.0, 110.0, 120.0])  # made, then two steps of ten seconds
+        monkeypatch.setattr("draftsmith.console.time.perf_counter", lambda: next(now))
+        bar = Progress("training", 10, unit="steps")
+        for step in (5, 6):
+            bar.on_step(step, METRICS)
+        assert "left=00:40" in lines()[1]  # four steps
+        assert "left=00:30" in lines()[2]
+
+    def test_a_process_that_another_one_speaks_for_is_silent(self, monkeypatch):
+        monkeypatch.setenv("RANK", "1")
+        with contextlib.redirect_stderr(Terminal()) as screen:
+            Progress("training", 1, unit="steps").on_step(0, METRICS)
+        assert screen.getvalue() == ""
 
     def test_a_phase_without_work_is_no_error(self, lines):
         Progress("nothing", 0).advance(0)

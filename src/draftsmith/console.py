@@ -18,7 +18,8 @@ _LOG = logging.getLogger(__name__)
 
 def run_stage(stage: Callable[[], int | None]) -> None:
     """Run a stage's function and exit: 0, its own status, or 2 with one clear error."""
-    logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s", stream=sys.stderr)
+    level = logging.INFO if _is_main_process() else logging.WARNING
+    logging.basicConfig(level=level, format="%(name)s %(message)s", stream=sys.stderr)
     for noisy in ("alembic", "httpx", "filelock", "fsspec", "urllib3", "mlflow.store"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -40,10 +41,11 @@ class Progress:
     """
 
     def __init__(self, name: str, total: int, *, unit: str = "prompts") -> None:
-        self._bar = tqdm(total=total, desc=name, unit=unit, disable=None, dynamic_ncols=True)
+        is_hidden = None if _is_main_process() else True  # None: unless somebody watches
+        self._bar = tqdm(total=total, desc=name, unit=unit, disable=is_hidden, dynamic_ncols=True)
         self._name, self._total = name.replace(" ", "_"), total
         self._start = time.perf_counter()
-        self._done = self._tokens = self._logged_tenths = 0
+        self._done = self._tokens = self._logged_tenths = self._resumed_at = 0
         if self._bar.disable:
             _LOG.info("phase=%s total=%d", self._name, total)
 
@@ -70,10 +72,28 @@ class Progress:
             _LOG.info("phase=%s done=%d/%d %s", self._name, self._done, self._total, shown)
 
     def on_step(self, step: int, metrics: dict[str, float]) -> None:
-        """Show a training step (from 0) with its loss and alpha; a resumed run starts late."""
-        loss, alpha = f"{metrics['loss']:.3f}", f"{metrics['alpha']:.3f}"
-        rate = f"{metrics['tokens_per_s']:.0f}"
-        self.advance(step + 1 - self._done, loss=loss, alpha=alpha, tokens_per_s=rate)
+        """Show a training step (from 0) with its figures; a resumed run starts late."""
+        if self._done == 0 and step > 0:
+            # Steps of an earlier run took none of this one's time.
+            self._done = self._resumed_at = self._bar.initial = self._bar.n = step
+        figures = {
+            "loss": f"{metrics['loss']:.3f}",
+            "alpha": f"{metrics['alpha']:.3f}",
+            "tokens_per_s": f"{metrics['tokens_per_s']:.0f}",
+            "memory_gb": f"{metrics['memory_gb']:.1f}",
+        }
+        if self._bar.disable:  # a bar shows the time left itself
+            figures["left"] = tqdm.format_interval(self._seconds_left(step + 1))
+        self.advance(step + 1 - self._done, tokens=0, **figures)
+
+    def _seconds_left(self, done: int) -> float:
+        elapsed = time.perf_counter() - self._start
+        return elapsed / (done - self._resumed_at) * (self._total - done)
+
+
+def _is_main_process() -> bool:
+    """Whether this process speaks for all that a launcher started; most runs have one."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def count_phase(name: str, total: int) -> Callable[[int], None]:

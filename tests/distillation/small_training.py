@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from draftsmith.distillation.batches import make_sequences
+from draftsmith.distillation.divergences import divergence_of
+from draftsmith.distillation.objective import StudentObjective
 from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.signals import OnlineSignals
 from draftsmith.distillation.trainer import distill
@@ -17,14 +21,20 @@ def make_config(**changes):
         "steps": 10,
         "batch_size": 4,
         "gradient_accumulation": 1,
+        "gradient_checkpointing": False,
         "learning_rate": 3e-3,
         "weight_decay": 0.01,
         "warmup_steps": 1,
         "schedule": "cosine",
         "max_grad_norm": 1.0,
         "mixed_precision": "no",
+        "loss": "forward_kl",
+        "js_beta": 0.5,
         "signal": "online",
+        "topk": 8,
         "max_cache_gb": 1.0,
+        "early_stop_patience": 0,
+        "early_stop_steps": 2,
         "checkpoint_steps": 4,
         "log_steps": 1,
         "seed": 0,
@@ -51,16 +61,28 @@ def make_student(target, layers=(0,), token_ids=None):
     return student
 
 
-def train(target, folder, *, sequences=None, student=None, signals=None, on_step=None, **changes):
+def train(
+    target,
+    folder,
+    *,
+    sequences=None,
+    student=None,
+    signals=None,
+    held_out=(),
+    on_step=None,
+    **changes,
+):
     """Train a fresh student; returns it with the outcome."""
     student = make_student(target) if student is None else student
+    config = make_config(**changes)
+    head = partial(head_logits, student)
     outcome = distill(
-        student,
+        StudentObjective(student, head, divergence_of(config)),
         some_sequences() if sequences is None else sequences,
         OnlineSignals(target) if signals is None else signals,
-        lambda hidden: head_logits(student, hidden),
-        config=make_config(**changes),
+        config=config,
         checkpoints=folder,
+        held_out=held_out,
         on_step=on_step or (lambda _step, _metrics: None),
     )
     return student, outcome

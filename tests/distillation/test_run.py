@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ from draftsmith.distillation.recipe import recipe_digest
 from draftsmith.distillation.run import Distillation
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.drafts.manifest import read_manifest
-from draftsmith.drafts.settings import StudentConfig
+from draftsmith.drafts.settings import LayerChoice, StudentConfig
 from draftsmith.errors import CorpusError, DraftError
 from draftsmith.targets.loading import load_target
 from tests import tiny_target
@@ -93,6 +95,51 @@ def test_a_recipe_may_keep_the_whole_vocabulary(job, target, tmp_path):
     assert manifest.vocabulary_digest is None
     assert manifest.training["held_out_coverage"] is None
     load_draft(tmp_path / "draft", target.model, target_digest=target.identity.digest)
+
+
+def test_a_recipe_may_leave_its_layers_to_be_chosen(job, target, tmp_path):
+    recipe = StudentConfig(family="student", layers=LayerChoice(2), vocabulary_size=200)
+    first, second = (
+        run(job(recipe=recipe), tmp_path / name, tmp_path / "partial") for name in ("a", "b")
+    )
+    assert first == second
+    layers, losses = first.architecture["layers"], first.training["layer_choice"]["losses"]
+    assert layers == sorted(set(layers))
+    assert (len(layers), len(losses)) == (2, 2)
+    assert losses[1] < losses[0]
+    load_draft(tmp_path / "a", target.model, target_digest=target.identity.digest)
+    assert "layer_choice" not in run(job(), tmp_path / "c", tmp_path / "partial").training
+
+
+def test_a_draft_is_distilled_from_the_largest_probabilities(job, tmp_path):
+    config = dataclasses.replace(CONFIG, signal="topk", topk=16)
+    manifest = run(job(config), tmp_path / "draft", tmp_path / "partial")
+    history = manifest.training["history"]
+    assert history[-1]["alpha"] > history[0]["alpha"] + 0.1
+    (folder,) = (tmp_path / "partial" / "signals").iterdir()
+    other = dataclasses.replace(config, topk=4)
+    run(job(other), tmp_path / "other", tmp_path / "partial")
+    assert folder not in (tmp_path / "partial" / "signals").iterdir()
+
+
+def test_layers_computed_again_give_the_same_draft(job, tmp_path):
+    again = dataclasses.replace(CONFIG, gradient_checkpointing=True)
+    plain, other = (
+        run(job(config), tmp_path / name, tmp_path / "partial")
+        for name, config in (("a", CONFIG), ("b", again))
+    )
+    assert other == plain
+
+
+def test_early_stopping_is_told_in_the_manifest(job, rollouts, tmp_path):
+    config = dataclasses.replace(CONFIG, early_stop_patience=2, early_stop_steps=6)
+    facts = run(job(config), tmp_path / "draft", tmp_path / "partial").training
+    told = facts["early_stop"]
+    assert told["kept"] in told["evaluations"]
+    assert [entry["step"] for entry in told["evaluations"]] == [6.0, 12.0, 18.0, 24.0]
+    assert told["kept"]["alpha"] == max(entry["alpha"] for entry in told["evaluations"])
+    assert 0 < facts["response_tokens"] < sum(len(r.response_ids) for r in rollouts["train"])
+    assert "early_stop" not in run(job(), tmp_path / "plain", tmp_path / "partial").training
 
 
 def test_a_killed_distillation_gives_the_same_draft(job, tmp_path):

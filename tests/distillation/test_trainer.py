@@ -37,7 +37,8 @@ def kill_after(step, seen):
 
 
 def without_clock(history):
-    return [{k: v for k, v in entry.items() if k != "tokens_per_s"} for entry in history]
+    measured = ("tokens_per_s", "memory_gb")
+    return [{k: v for k, v in entry.items() if k not in measured} for entry in history]
 
 
 # The schedules
@@ -82,6 +83,16 @@ def test_loss_falls_and_alpha_rises(target, tmp_path):
     _, outcome = train(target, tmp_path, steps=40)
     first, last = outcome.history[0], outcome.history[-1]
     assert last["loss"] < first["loss"] / 3
+    assert last["alpha"] > first["alpha"] + 0.05
+
+
+@pytest.mark.parametrize(
+    "loss", ["forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "acceptance"]
+)
+def test_every_loss_falls_and_raises_alpha(loss, target, tmp_path):
+    _, outcome = train(target, tmp_path, steps=40, loss=loss)
+    first, last = outcome.history[0], outcome.history[-1]
+    assert last["loss"] < first["loss"] - 0.05
     assert last["alpha"] > first["alpha"] + 0.05
 
 
@@ -258,7 +269,7 @@ def test_history_has_a_line_every_so_many_steps_and_the_last_one(target, tmp_pat
     assert [entry["step"] for entry in outcome.history] == [4.0, 8.0, 10.0]
     assert [step for step, _ in calls] == list(range(10))
     assert outcome.history[0]["loss"] == calls[3][1]["loss"]
-    assert all(metrics["tokens_per_s"] > 0 for _, metrics in calls)
+    assert all(metrics["tokens_per_s"] > 0 < metrics["memory_gb"] for _, metrics in calls)
 
 
 def test_the_outcome_counts_response_tokens(target, tmp_path):

@@ -18,7 +18,7 @@ from draftsmith.distillation.run import Distillation
 from draftsmith.distillation.warm_start import DraftSource, source_of
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.drafts.manifest import read_manifest
-from draftsmith.drafts.settings import StudentConfig
+from draftsmith.drafts.settings import LayerChoice, StudentConfig
 from draftsmith.errors import DraftMisfitError
 from draftsmith.targets.loading import load_target
 from tests import tiny_target
@@ -144,6 +144,14 @@ def test_a_draft_of_other_layers_is_refused_with_both_named(run, source, layers,
         run("misfit", source=source, recipe=recipe)
     assert str(list(layers)) in str(refused.value)
     assert "start.action" in str(refused.value)
+
+
+def test_layers_that_were_chosen_stay_those_of_the_draft(run, source):
+    recipe = dataclasses.replace(RECIPE, layers=LayerChoice(2))
+    warm = run("warm", source=source, recipe=recipe)
+    assert warm.architecture["layers"] == [0, 3]
+    with pytest.raises(DraftMisfitError, match=r"\[0, 3\]"):
+        run("misfit", source=source, recipe=dataclasses.replace(RECIPE, layers=LayerChoice(1)))
 
 
 def test_a_draft_of_other_shapes_is_refused(run, source, targets):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftsmith.drafts.settings import CheckpointConfig, RecipeConfig, StudentConfig
+from draftsmith.drafts.settings import CheckpointConfig, LayerChoice, RecipeConfig, StudentConfig
 from draftsmith.errors import ConfigError
 from draftsmith.strict import convert
 
@@ -16,6 +16,8 @@ def recipe(values):
 
 def test_the_family_says_what_a_recipe_is():
     assert recipe(STUDENT) == StudentConfig("student", (0, -1), 8)
+    chosen = recipe(STUDENT | {"layers": {"choose": 2}})
+    assert chosen == StudentConfig("student", LayerChoice(2), 8)
     assert recipe(CHECKPOINT) == CheckpointConfig("checkpoint", "models/mine", "a" * 64)
 
 
@@ -27,6 +29,10 @@ def test_the_family_says_what_a_recipe_is():
         ({"family": ["student"]}, "drafts.mine.family"),
         ({"layer": [0]}, "drafts.mine.layer.*unknown key"),
         ({"vocabulary_size": "8"}, "drafts.mine.vocabulary_size"),
+        ({"layers": 2}, "drafts.mine.layers"),
+        ({"layers": [0, "1"]}, "drafts.mine.layers"),
+        ({"layers": {"chose": 2}}, "drafts.mine.layers.chose.*did you mean `choose`"),
+        ({"layers": {"choose": 0}}, "drafts.mine.layers.*at least 1"),
     ],
 )
 def test_a_mistake_is_named_as_one_of_its_family(changes, message):

@@ -60,3 +60,8 @@ def read_split(directory: Path, split: str) -> list[Rollout]:
 def read_facts(directory: Path) -> dict[str, Any]:
     """`corpus.json`."""
     return read_json(directory / "corpus.json")
+
+
+def read_corpus(directory: Path) -> tuple[str, dict[str, list[Rollout]]]:
+    """The corpus's digest, and the rows of all splits."""
+    return read_facts(directory)["digest"], {name: read_split(directory, name) for name in SPLITS}

@@ -9,9 +9,6 @@ from draftsmith.artifacts import digest_json
 from draftsmith.distillation.settings import DistillConfig
 from draftsmith.drafts.settings import CheckpointConfig, RecipeConfig
 
-# They change when files are written and what is logged, never the weights.
-_OPERATIONAL = frozenset({"checkpoint_steps", "log_steps", "max_cache_gb"})
-
 
 @dataclass(frozen=True)
 class RecipeDigests:
@@ -35,7 +32,7 @@ class RecipeDigests:
 def recipe_digest(
     recipe: RecipeConfig, config: DistillConfig, *, started_from: str | None = None
 ) -> str:
-    """Digest of the recipe's and the training's settings, those of its operation left out.
+    """Digest of the recipe's settings and of those of the training that decide its weights.
 
     Args:
         recipe: The recipe; nothing is trained for a checkpoint, so its content alone counts.
@@ -45,8 +42,7 @@ def recipe_digest(
     """
     if isinstance(recipe, CheckpointConfig):
         return checkpoint_digest(recipe)
-    distill = {key: value for key, value in asdict(config).items() if key not in _OPERATIONAL}
-    parts: dict[str, object] = {"recipe": asdict(recipe), "distill": distill}
+    parts: dict[str, object] = {"recipe": asdict(recipe), "distill": config.decisive()}
     if started_from is not None:
         parts["started_from"] = started_from
     return digest_json(parts)

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftsmith.artifacts import digest_json, keep_only, short
 from draftsmith.corpus.chat import make_chat
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.distillation.batches import TrainingSequence, make_sequences
+from draftsmith.distillation.divergences import divergence_of
+from draftsmith.distillation.early_stop import held_out_indices
+from draftsmith.distillation.layer_choice import calibration_loss, choose_layers
+from draftsmith.distillation.objective import StudentObjective, recompute_layers
+from draftsmith.distillation.processes import join
 from draftsmith.distillation.recipe import recipe_digest
 from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.signals import CachedSignals, OnlineSignals, SignalSource
+from draftsmith.distillation.topk_signals import TopKSignals
 from draftsmith.distillation.trainer import OnStep, TrainingOutcome, distill
 from draftsmith.distillation.warm_start import DraftSource, start_from
 from draftsmith.drafts.checkpoint import Lineage, save_draft
 from draftsmith.drafts.manifest import DraftManifest
-from draftsmith.drafts.settings import StudentConfig
+from draftsmith.drafts.settings import LayerChoice, StudentConfig
 from draftsmith.drafts.student import (
     build_student,
     check_head,
@@ -76,20 +82,18 @@ class Distillation:
         sequences = make_sequences([(r.prompt_ids, r.response_ids) for r in train])
         check_head(target, torch.tensor([train[0].prompt_ids[:32]], device=target.device))
         token_ids, held_out_coverage = self._vocabulary()
-        num_layers = int(target.config.get_text_config().num_hidden_layers)
-        layers = resolve_layers(self.recipe.layers, num_layers)
+        layers, choice = self._layers(token_ids, sequences)
         student = build_student(target, layers, token_ids)
         if self.source is not None:
             start_from(self.source, student, target, layers)
         self._make_trainable(student)
-        signals = self._signals(partial, sequences)
         outcome = distill(
-            student,
+            self._objective(student),
             sequences,
-            signals,
-            self._target_head(student),
+            self._signals(partial, sequences, token_ids),
             config=self.config,
             checkpoints=partial / "checkpoints" / self.name / short(self._key()),
+            held_out=self._held_out(),
             on_step=on_step,
         )
         lineage = Lineage(
@@ -100,11 +104,12 @@ class Distillation:
             self.corpus_digest,
             layers,
         )
-        facts = self._facts(outcome, student, held_out_coverage)
+        facts = self._facts(outcome, student, held_out_coverage) | choice
         student.to(target.dtype)  # type: ignore[arg-type]  # annotated as an unbound method
         manifest = save_draft(directory, student, token_ids, lineage=lineage, training=facts)
-        shutil.rmtree(partial / "checkpoints" / self.name, ignore_errors=True)
-        keep_only(partial / "signals", self._signal_key())
+        if join().is_main_process:
+            shutil.rmtree(partial / "checkpoints" / self.name, ignore_errors=True)
+            keep_only(partial / "signals", self._signal_key())
         return manifest
 
     def _recipe_digest(self) -> str:
@@ -116,7 +121,8 @@ class Distillation:
         return digest_json([self.target.identity.digest, self.corpus_digest, settings])
 
     def _signal_key(self) -> str:
-        return short(digest_json([self.target.identity.digest, self.corpus_digest]))
+        kind = [self.config.topk] if self.config.signal == "topk" else []
+        return short(digest_json([self.target.identity.digest, self.corpus_digest, *kind]))
 
     def _vocabulary(self) -> tuple[Tensor | None, float | None]:
         size = int(self.target.model.get_output_embeddings().weight.shape[0])
@@ -133,6 +139,27 @@ class Distillation:
         _LOG.info("draft_vocabulary=%d held_out_coverage=%.3f", len(token_ids), held_out)
         return token_ids, held_out
 
+    def _layers(
+        self, token_ids: Tensor | None, sequences: Sequence[TrainingSequence]
+    ) -> tuple[tuple[int, ...], dict[str, Any]]:
+        """The student's layers, and what the manifest says of their choice."""
+        target, wanted = self.target.model, self.recipe.layers
+        num_layers = int(target.config.get_text_config().num_hidden_layers)
+        if not isinstance(wanted, LayerChoice):
+            return resolve_layers(wanted, num_layers), {}
+        if self.source is not None and len(self.source.layers) == wanted.choose:
+            return self.source.layers, {}  # chosen before: its weights belong to them
+        loss_of = calibration_loss(target, token_ids, sequences, divergence_of(self.config))
+        chosen = choose_layers(num_layers, wanted.choose, loss_of)
+        return chosen.layers, {"layer_choice": {"losses": list(chosen.losses)}}
+
+    def _held_out(self) -> list[int]:
+        """Training sequences that early stopping judges by."""
+        if self.config.early_stop_patience == 0:
+            return []
+        answered = [r.prompt_id for r in self.rollouts["train"] if r.response_ids]
+        return held_out_indices(answered)
+
     def _make_trainable(self, student: PreTrainedModel) -> None:
         """Trained weights in float32; embedding and head stay the target's own."""
         if student.device.type == "cpu":
@@ -143,35 +170,56 @@ class Distillation:
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
 
-    def _signals(self, partial: Path, sequences: list[TrainingSequence]) -> SignalSource:
-        if self.config.signal == "online":
-            return OnlineSignals(self.target.model)
-        folder = partial / "signals" / self._signal_key()
-        return CachedSignals(folder, self.target.model, sequences, max_gb=self.config.max_cache_gb)
+    def _signals(
+        self, partial: Path, sequences: list[TrainingSequence], token_ids: Tensor | None
+    ) -> SignalSource:
+        target, config = self.target.model, self.config
+        if config.signal == "online":
+            return OnlineSignals(target)
+        folder, max_gb = partial / "signals" / self._signal_key(), config.max_cache_gb
+        with join().main_process_first():  # who comes later finds it
+            if config.signal == "cache":
+                return CachedSignals(folder, target, sequences, max_gb=max_gb)
+            return TopKSignals(
+                folder, target, sequences, token_ids=token_ids, k=config.topk, max_gb=max_gb
+            )
 
-    def _target_head(self, student: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-        """Target logits over the draft's vocabulary: the student's frozen head is the target's."""
-        return lambda hidden: head_logits(student, hidden)
+    def _objective(self, student: PreTrainedModel) -> nn.Module:
+        """The student with its loss; its frozen head is the target's."""
+        if self.config.gradient_checkpointing:
+            recompute_layers(student)
+        divergence = divergence_of(self.config)
+        return StudentObjective(student, lambda hidden: head_logits(student, hidden), divergence)
 
     def _facts(
         self, outcome: TrainingOutcome, student: PreTrainedModel, held_out_coverage: float | None
     ) -> dict[str, Any]:
         lengths = [len(r.prompt_ids) + len(r.response_ids) for r in self.rollouts["train"]]
-        return {
-            "steps": self.config.steps,
-            "batch_size": self.config.batch_size,
-            "seed": self.config.seed,
-            "response_tokens": outcome.num_tokens,
-            "mask_coverage": outcome.mask_coverage,
-            "longest_sequence": max(lengths),
-            "trained_parameters": num_trained_parameters(student),
-            "held_out_coverage": held_out_coverage,
-            "loss": outcome.history[-1]["loss"],
-            "history": [
-                {name: entry[name] for name in ("step", "loss", "alpha")}
-                for entry in outcome.history
-            ],
-        } | self._origin()
+        return (
+            {
+                "steps": self.config.steps,
+                "batch_size": self.config.batch_size,
+                "seed": self.config.seed,
+                "response_tokens": outcome.num_tokens,
+                "mask_coverage": outcome.mask_coverage,
+                "longest_sequence": max(lengths),
+                "trained_parameters": num_trained_parameters(student),
+                "held_out_coverage": held_out_coverage,
+                "loss": outcome.history[-1]["loss"],
+                "history": [
+                    {name: entry[name] for name in ("step", "loss", "alpha")}
+                    for entry in outcome.history
+                ],
+            }
+            | self._judged(outcome)
+            | self._origin()
+        )
+
+    def _judged(self, outcome: TrainingOutcome) -> dict[str, Any]:
+        if not outcome.evaluations:
+            return {}
+        kept = outcome.evaluations[outcome.best]
+        return {"early_stop": {"kept": kept, "evaluations": list(outcome.evaluations)}}
 
     def _origin(self) -> dict[str, Any]:
         if self.source is None:

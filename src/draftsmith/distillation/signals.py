@@ -6,14 +6,11 @@ full distribution: either cached on disk, memory-mapped, or computed in every st
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,8 +19,9 @@ from transformers import PreTrainedModel
 
 from draftsmith.artifacts import read_json, write_json, writing
 from draftsmith.distillation.batches import TokenBatch, TrainingSequence, collate
+from draftsmith.distillation.reserved import have_files, reserve_files
 from draftsmith.drafts.student import head_logits
-from draftsmith.errors import ArtifactError, DraftError
+from draftsmith.errors import DraftError
 
 _LOG = logging.getLogger(__name__)
 _TOKENS_PER_FORWARD = 4096
@@ -31,7 +29,6 @@ _SPOT_CHECKS = 3
 _MAX_DEVIATION, _MIN_COSINE = 1.0, 0.98  # far outside bfloat16 noise
 _BYTES_PER_GB = 1e9
 _NORMALISER_BYTES = 4
-_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,8 @@ class Signal:
 class SignalSource(Protocol):
     """Where the trainer gets signals from."""
 
-    def signal(self, batch: TokenBatch) -> Signal:
-        """The target's signal at the masked positions."""
+    def signal(self, batch: TokenBatch) -> object:
+        """The target's signal at the masked positions, of a kind that the objective knows."""
 
 
 class OnlineSignals:
@@ -98,15 +95,17 @@ class CachedSignals:
         total = self._offsets[-1]
         self._dtype: torch.dtype = target.get_output_embeddings().weight.dtype
         stored = np.dtype(np.float32 if self._dtype == torch.float32 else np.uint16)
-        _require_room(total, width * stored.itemsize + _NORMALISER_BYTES, max_gb)
         sizes = {
             "hidden.bin": total * width * stored.itemsize,
             "normaliser.bin": total * _NORMALISER_BYTES,
         }
+        require_room(total, sum(sizes.values()), max_gb)
         marker, facts = directory / "finished.json", {"positions": total, "width": width}
-        is_finished = _have(directory, sizes) and marker.exists() and read_json(marker) == facts
+        is_finished = (
+            have_files(directory, sizes) and marker.exists() and read_json(marker) == facts
+        )
         if not is_finished:
-            _reserve(directory, sizes)
+            reserve_files(directory, sizes)
         self._hidden = np.memmap(directory / "hidden.bin", stored, "r+", shape=(total, width))
         self._normaliser = np.memmap(directory / "normaliser.bin", np.float32, "r+", shape=(total,))
         if is_finished:
@@ -118,7 +117,7 @@ class CachedSignals:
         self._spot_check(OnlineSignals(target), sequences)
 
     def _fill(self, online: OnlineSignals, sequences: Sequence[TrainingSequence]) -> None:
-        for indices in _by_length(sequences):
+        for indices in by_length(sequences):
             batch = collate(sequences, indices)
             signal = online.signal(batch)
             start = 0
@@ -161,46 +160,12 @@ class CachedSignals:
                 )
 
 
-def _have(directory: Path, sizes: Mapping[str, int]) -> bool:
-    files = [(directory / name, size) for name, size in sizes.items()]
-    return all(file.exists() and file.stat().st_size == size for file, size in files)
-
-
-def _reserve(directory: Path, sizes: Mapping[str, int]) -> None:
-    """Make files of these sizes with all their blocks.
-
-    A memory-mapped write to a block that a full disk does not have would kill the process.
-    """
-    shutil.rmtree(directory, ignore_errors=True)
-    try:
-        with writing(directory):
-            directory.mkdir(parents=True)
-            for name, size in sizes.items():
-                with (directory / name).open("wb") as stream:
-                    _allocate(stream, size)
-    except ArtifactError:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-
-
-def _allocate(stream: BinaryIO, size: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(stream.fileno(), 0, size)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise
-    for start in range(0, size, _BLOCK_BYTES):
-        stream.write(bytes(min(_BLOCK_BYTES, size - start)))
-
-
 def _to_numpy(hidden: Tensor) -> np.ndarray:
     hidden = hidden.cpu()
     return (hidden if hidden.dtype == torch.float32 else hidden.view(torch.uint16)).numpy()
 
 
-def _by_length(sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
+def by_length(sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
     """Indices in groups of similar length, about `_TOKENS_PER_FORWARD` tokens each."""
     order = sorted(range(len(sequences)), key=lambda index: len(sequences[index].token_ids))
     group: list[int] = []
@@ -213,12 +178,13 @@ def _by_length(sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
         yield group
 
 
-def _require_room(positions: int, bytes_per_position: int, max_gb: float) -> None:
-    size_gb = positions * bytes_per_position / _BYTES_PER_GB
+def require_room(positions: int, num_bytes: int, max_gb: float) -> None:
+    """Refuse a cache above `max_gb` before anything is computed."""
+    size_gb = num_bytes / _BYTES_PER_GB
     _LOG.info("signal_cache=planned positions=%d size_gb=%.2f", positions, size_gb)
     if size_gb > max_gb:
         raise DraftError(
-            "planning the cache of the target's hidden states",
+            "planning the cache of the target's signals",
             found=f"{size_gb:.1f} GB for {positions} positions",
             expected=f"at most distill.max_cache_gb = {max_gb} GB",
             remedy="set distill.signal to online, raise distill.max_cache_gb or use fewer rollouts",

@@ -2,37 +2,36 @@
 
 Knows nothing of recipes or registries. The data order follows from the step, there is no dropout
 and no other randomness, so a killed run that resumes ends with the draft that an unbroken one would
-have given.
+have given. Several processes share each step's sequences and take the step that one would take.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import shutil
+import resource
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import nn
 
-from draftsmith.artifacts import keep_only, write_text, writing
 from draftsmith.distillation.batches import TokenBatch, TrainingSequence, collate, step_indices
-from draftsmith.distillation.divergences import forward_kl, overlap
+from draftsmith.distillation.checkpoints import Run
+from draftsmith.distillation.early_stop import EarlyStop
+from draftsmith.distillation.processes import join
 from draftsmith.distillation.settings import DistillConfig
-from draftsmith.distillation.signals import Signal, SignalSource
-from draftsmith.drafts.student import head_logits
-from draftsmith.errors import ArtifactError, CorpusError
+from draftsmith.distillation.signals import SignalSource
+from draftsmith.errors import CorpusError
 
 _LOG = logging.getLogger(__name__)
 _DECAY_SHARE = 0.2
-_POSITIONS_PER_CHUNK = 2048
+_BYTES_PER_GB = 1e9
 
 OnStep = Callable[[int, dict[str, float]], None]
 
@@ -42,16 +41,20 @@ class TrainingOutcome:
     """What a run leaves besides the weights.
 
     Attributes:
-        history: Step, loss, alpha and tokens/s, one entry every `log_steps` steps.
+        history: Step, loss, alpha, tokens/s and memory, one entry every `log_steps` steps.
         resumed_at: The step that a checkpoint was found at, 0 for none.
-        num_tokens: Response tokens of all sequences.
+        num_tokens: Response tokens of all sequences that were trained on.
         mask_coverage: Their share of all tokens.
+        evaluations: Step and alpha on what was held out; empty without early stopping.
+        best: Place of the evaluation whose weights were kept.
     """
 
     history: list[dict[str, float]]
     resumed_at: int
     num_tokens: int
     mask_coverage: float
+    evaluations: Sequence[dict[str, float]] = ()
+    best: int = -1
 
 
 def learning_rate_factor(step: int, config: DistillConfig) -> float:
@@ -66,54 +69,51 @@ def learning_rate_factor(step: int, config: DistillConfig) -> float:
 
 
 def distill(  # noqa: PLR0913  live objects of one training run
-    student: PreTrainedModel,
+    objective: nn.Module,
     sequences: Sequence[TrainingSequence],
     signals: SignalSource,
-    target_head: Callable[[Tensor], Tensor],
     *,
     config: DistillConfig,
     checkpoints: Path,
+    held_out: Sequence[int] = (),
     on_step: OnStep = lambda _step, _metrics: None,
 ) -> TrainingOutcome:
-    """Train the student's own weights, in place.
+    """Train the objective's weights that want a gradient, in place.
 
     Args:
-        student: Float32 weights except the frozen embedding and head.
+        objective: A draft and its loss: called with a batch, its signal and the device, it gives
+            sums of loss and alpha over the masked positions.
         sequences: Training sequences.
         signals: The target's signal for a batch.
-        target_head: Target logits over the draft's vocabulary from hidden states `[n, width]`.
         config: Budget and optimizer.
         checkpoints: Folder of this run's checkpoints; a finished one is resumed from.
-        on_step: Called after every optimizer step with loss, alpha and tokens/s.
+        held_out: Sequences that the training is judged by instead; none where it runs all steps.
+        on_step: Called after every optimizer step with loss, alpha, tokens/s and memory in GB.
 
     Raises:
         CorpusError: No position is masked, or the loss is not finite.
         ArtifactError: The disk refused a checkpoint; the one before it stays.
     """
-    optimization = _Optimization(student, target_head, config)
-    run = _Run(optimization.accelerator, checkpoints, config)
+    optimization = _Optimization(objective, config)
+    early_stop = optimization.early_stop(sequences, held_out, signals)
+    run = Run(optimization.accelerator, checkpoints, config, early_stop)
     resumed_at = run.resume()
-    lengths = [len(sequence.token_ids) for sequence in sequences]
-    clock = time.perf_counter()
+    trained = sorted(set(range(len(sequences))) - set(held_out))
+    lengths = [len(sequences[index].token_ids) for index in trained]
+    clock = _Clock(optimization.accelerator.device)
     for step in range(resumed_at, config.steps):
-        indices = step_indices(lengths, config.batch_size, seed=config.seed, step=step)
-        batches = [collate(sequences, part) for part in _parts(indices, config)]
-        num_positions = sum(int(batch.mask.sum()) for batch in batches)
+        chosen = step_indices(lengths, config.batch_size, seed=config.seed, step=step)
+        indices = [trained[place] for place in chosen]
+        num_positions = sum(sequences[index].num_predicted for index in indices)
         _require(num_positions > 0, step, found="no response position")
-        loss, alpha = optimization.step(batches, signals, num_positions)
+        loss, alpha = optimization.step(sequences, indices, signals, num_positions)
         _require(math.isfinite(loss), step, found=f"a loss of {loss}")
-        now = time.perf_counter()
-        metrics = {"loss": loss, "alpha": alpha, "tokens_per_s": num_positions / (now - clock)}
-        clock = now
-        run.after_step(step, metrics)
+        metrics = {"loss": loss, "alpha": alpha, **clock.read(num_positions)}
+        is_over = run.after_step(step, metrics)
         on_step(step, metrics)
-    return run.outcome(sequences, resumed_at)
-
-
-def _parts(indices: list[int], config: DistillConfig) -> Iterator[list[int]]:
-    size = config.batch_size // config.gradient_accumulation
-    for start in range(0, len(indices), size):
-        yield indices[start : start + size]
+        if is_over:
+            break
+    return _outcome(run, [sequences[index] for index in trained], resumed_at, early_stop)
 
 
 def _require(holds: bool, step: int, *, found: str) -> None:
@@ -126,24 +126,43 @@ def _require(holds: bool, step: int, *, found: str) -> None:
         )
 
 
+class _Clock:
+    """What the progress bar shows beside the loss."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._last = device, time.perf_counter()
+
+    def read(self, num_tokens: int) -> dict[str, float]:
+        """Tokens/s since the last reading, and the most memory held so far."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        return {"tokens_per_s": num_tokens / seconds, "memory_gb": self._peak() / _BYTES_PER_GB}
+
+    def _peak(self) -> int:
+        """Bytes of the accelerator's tensors, or of the whole process."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 class _Optimization:
-    """The prepared student with its optimizer and schedule.
+    """The prepared objective with its optimizer and schedule.
 
     Accumulation is counted here and not by `accelerate`, whose counter would run over the end of an
-    epoch, where the last batch may have fewer parts than the others.
+    epoch, where the last batch may have fewer parts than the others. So are the schedule's steps,
+    which `accelerate` multiplies by the number of processes.
     """
 
-    def __init__(
-        self,
-        student: PreTrainedModel,
-        target_head: Callable[[Tensor], Tensor],
-        config: DistillConfig,
-    ) -> None:
+    def __init__(self, objective: nn.Module, config: DistillConfig) -> None:
+        join()
         self.accelerator = Accelerator(
-            mixed_precision=config.mixed_precision, cpu=not torch.cuda.is_available()
+            mixed_precision=config.mixed_precision,
+            cpu=not torch.cuda.is_available(),
+            step_scheduler_with_optimizer=False,
         )
         self._config = config
-        self._trained = [p for p in student.parameters() if p.requires_grad]
+        self._trained = [p for p in objective.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(
             self._trained,
             lr=config.learning_rate,
@@ -154,117 +173,77 @@ class _Optimization:
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: learning_rate_factor(step, config)
         )
-        prepared = self.accelerator.prepare(_Objective(student, target_head), optimizer, scheduler)
+        prepared = self.accelerator.prepare(objective, optimizer, scheduler)
         self._module, self._optimizer, self._scheduler = prepared
         self._module.eval()  # the mode without dropout
 
+    def early_stop(
+        self, sequences: Sequence[TrainingSequence], held_out: Sequence[int], signals: SignalSource
+    ) -> EarlyStop | None:
+        """The judge of this training; every process judges for itself, and alike."""
+        if not held_out:
+            return None
+        return EarlyStop(
+            self.accelerator.unwrap_model(self._module),
+            sequences,
+            held_out,
+            signals=signals,
+            patience=self._config.early_stop_patience,
+        )
+
     def step(
-        self, batches: Sequence[TokenBatch], signals: SignalSource, num_positions: int
+        self,
+        sequences: Sequence[TrainingSequence],
+        indices: Sequence[int],
+        signals: SignalSource,
+        num_positions: int,
     ) -> tuple[float, float]:
-        """One optimizer step over the parts of a batch; returns mean loss and alpha by position.
+        """One optimizer step over the sequences `indices`; mean loss and alpha by position.
 
         Every part's loss is divided by the positions of all parts, so that the gradient does not
-        depend on how a batch is cut.
+        depend on how a batch is cut, and multiplied by the number of processes, whose gradients are
+        averaged.
         """
-        loss, alpha = 0.0, 0.0
+        batches = self._parts(sequences, indices)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
         for number, batch in enumerate(batches, start=1):
             is_last = number == len(batches)
             with nullcontext() if is_last else self.accelerator.no_sync(self._module):
                 total, agreed = self._module(batch, signals.signal(batch), self.accelerator.device)
-                self.accelerator.backward(total / num_positions)
-            loss += float(total.detach()) / num_positions
-            alpha += float(agreed) / num_positions
+                share = self.accelerator.num_processes / num_positions
+                self.accelerator.backward(total * share)
+            sums += torch.stack([total.detach(), agreed])
+        loss, alpha = (self.accelerator.reduce(sums, "sum") / num_positions).tolist()
         self.accelerator.clip_grad_norm_(self._trained, self._config.max_grad_norm)
         self._optimizer.step()
         self._scheduler.step()
         self._optimizer.zero_grad()
         return loss, alpha
 
-
-class _Objective(nn.Module):
-    """Student and loss in one module, so that `accelerate` wraps both."""
-
-    def __init__(self, student: PreTrainedModel, target_head: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.student = student
-        self._target_head = target_head
-
-    def forward(
-        self, batch: TokenBatch, signal: Signal, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
-        """Sums of loss and alpha over the masked positions."""
-        hidden = self._last_hidden(batch.token_ids.to(device))[batch.mask.to(device)]
-        total, agreed = hidden.new_zeros((2,), dtype=torch.float32)
-        for start in range(0, len(hidden), _POSITIONS_PER_CHUNK):
-            chunk = slice(start, start + _POSITIONS_PER_CHUNK)
-            with torch.no_grad():
-                target = self._target_head(signal.hidden[chunk].to(device)).float()
-                log_p = target - signal.log_normaliser[chunk].to(device)[:, None]
-            log_q = head_logits(self.student, hidden[chunk]).float().log_softmax(-1)
-            total = total + forward_kl(log_p, log_q).sum()
-            agreed = agreed + overlap(log_p, log_q.detach()).sum()
-        return total, agreed
-
-    def _last_hidden(self, token_ids: Tensor) -> Tensor:
-        inputs = {"input_ids": token_ids}
-        embedding = self.student.get_input_embeddings()
-        is_mixed = torch.is_autocast_enabled(token_ids.device.type)
-        if not is_mixed and embedding.weight.dtype != torch.float32:
-            # The target's embedding under layers in float32, without autocast to join them.
-            inputs = {"inputs_embeds": embedding(token_ids).float()}
-        hidden: Tensor = self.student.base_model(**inputs, use_cache=False).last_hidden_state
-        return hidden
+    def _parts(
+        self, sequences: Sequence[TrainingSequence], indices: Sequence[int]
+    ) -> list[TokenBatch]:
+        """This process's batches; one without a position where there are too few sequences."""
+        accelerator, config = self.accelerator, self._config
+        num_parts = accelerator.num_processes * config.gradient_accumulation
+        size = -(-config.batch_size // num_parts)
+        own = indices[accelerator.process_index :: accelerator.num_processes]
+        if not own:
+            spare = collate(sequences, indices[:1])
+            return [replace(spare, mask=torch.zeros_like(spare.mask))]
+        return [collate(sequences, own[i : i + size]) for i in range(0, len(own), size)]
 
 
-class _Run:
-    """Checkpoints and history of one run in one folder.
-
-    A checkpoint counts only once its folder has its final name.
-    """
-
-    def __init__(self, accelerator: Accelerator, folder: Path, config: DistillConfig) -> None:
-        self._accelerator, self._folder, self._config = accelerator, folder, config
-        self._history: list[dict[str, float]] = []
-
-    def resume(self) -> int:
-        """Load the newest checkpoint into the prepared objects; returns the finished steps."""
-        finished = sorted(self._folder.glob("step-*"))
-        if not finished:
-            return 0
-        self._accelerator.load_state(str(finished[-1]))
-        step = int(finished[-1].name.removeprefix("step-"))
-        history = (finished[-1] / "history.json").read_text(encoding="utf-8")
-        self._history = json.loads(history)
-        _LOG.info("resumed_at_step=%d of=%d", step, self._config.steps)
-        return step
-
-    def after_step(self, step: int, metrics: dict[str, float]) -> None:
-        """Keep history; save when due."""
-        done = step + 1
-        if done % self._config.log_steps == 0 or done == self._config.steps:
-            self._history.append({"step": float(done), **metrics})
-        if done % self._config.checkpoint_steps == 0 and done < self._config.steps:
-            self._save(done)
-
-    def _save(self, done: int) -> None:
-        self._accelerator.wait_for_everyone()
-        final = self._folder / f"step-{done:08d}"
-        unfinished = self._folder / f".unfinished-{done:08d}"
-        try:
-            with writing(unfinished):
-                self._accelerator.save_state(str(unfinished))
-                if self._accelerator.is_main_process:
-                    write_text(unfinished / "history.json", json.dumps(self._history))
-                    unfinished.replace(final)
-        except ArtifactError:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
-        if self._accelerator.is_main_process:
-            keep_only(self._folder, final.name)
-        self._accelerator.wait_for_everyone()
-
-    def outcome(self, sequences: Sequence[TrainingSequence], resumed_at: int) -> TrainingOutcome:
-        """Facts for the manifest."""
-        tokens = sum(sequence.num_predicted for sequence in sequences)
-        positions = sum(len(sequence.token_ids) for sequence in sequences)
-        return TrainingOutcome(self._history, resumed_at, tokens, tokens / positions)
+def _outcome(
+    run: Run, sequences: Sequence[TrainingSequence], resumed_at: int, early_stop: EarlyStop | None
+) -> TrainingOutcome:
+    """Facts for the manifest; the student has its best weights then."""
+    tokens = sum(sequence.num_predicted for sequence in sequences)
+    positions = sum(len(sequence.token_ids) for sequence in sequences)
+    outcome = TrainingOutcome(run.history, resumed_at, tokens, tokens / positions)
+    if early_stop is None:
+        return outcome
+    early_stop.restore()
+    kept = early_stop.evaluations[early_stop.best]
+    _LOG.info("best_step=%d held_out_alpha=%.3f", kept["step"], kept["alpha"])
+    return replace(outcome, evaluations=early_stop.evaluations, best=early_stop.best)

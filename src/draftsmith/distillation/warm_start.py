@@ -38,6 +38,11 @@ class DraftSource:
         """Identity of the draft."""
         return read_manifest(self.directory).digest
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The target's layers that a student stands for."""
+        return tuple(read_manifest(self.directory).architecture.get("layers", ()))
+
 
 def source_of(start: Mapping[str, Any], pairs: Path) -> DraftSource | None:
     """The draft that a recipe's entry of build/start.json takes; None where it takes none.

@@ -10,17 +10,34 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
+class LayerChoice:
+    """Layers that are chosen by measurement.
+
+    Attributes:
+        choose: How many.
+    """
+
+    choose: int
+
+    def __post_init__(self) -> None:
+        """Check the range; the target's number of layers is not known yet."""
+        if self.choose < 1:
+            raise ValueError("choose must be at least 1 layer of the target")
+
+
+@dataclass(frozen=True)
 class StudentConfig:
     """A recipe of family `student`.
 
     Attributes:
         family: `student`.
-        layers: Indices of the target's layers to keep, in order; negative ones count from the end.
+        layers: Indices of the target's layers to keep, in order, negative ones counting from the
+            end; or how many to choose.
         vocabulary_size: Entries of the draft's vocabulary; 0 is the target's whole vocabulary.
     """
 
     family: Literal["student"]
-    layers: tuple[int, ...]
+    layers: tuple[int, ...] | LayerChoice
     vocabulary_size: int
 
     def __post_init__(self) -> None:

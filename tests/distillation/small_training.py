@@ -7,7 +7,7 @@ import torch
 from draftsmith.distillation.batches import make_sequences
 from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.signals import OnlineSignals
-from draftsmith.distillation.trainer import distill
+from draftsmith.distillation.trainer import StudentObjective, distill
 from draftsmith.drafts.student import build_student, head_logits
 from tests.drafts.small_models import VOCAB_SIZE
 
@@ -55,10 +55,9 @@ def train(target, folder, *, sequences=None, student=None, signals=None, on_step
     """Train a fresh student; returns it with the outcome."""
     student = make_student(target) if student is None else student
     outcome = distill(
-        student,
+        StudentObjective(student, lambda hidden: head_logits(student, hidden)),
         some_sequences() if sequences is None else sequences,
         OnlineSignals(target) if signals is None else signals,
-        lambda hidden: head_logits(student, hidden),
         config=make_config(**changes),
         checkpoints=folder,
         on_step=on_step or (lambda _step, _metrics: None),

@@ -18,7 +18,7 @@ from draftsmith.distillation.run import Distillation
 from draftsmith.distillation.warm_start import DraftSource, source_of
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.drafts.manifest import read_manifest
-from draftsmith.drafts.settings import StudentConfig
+from draftsmith.drafts.settings import EagleConfig, StudentConfig
 from draftsmith.errors import DraftMisfitError
 from draftsmith.targets.loading import load_target
 from tests import tiny_target
@@ -144,6 +144,24 @@ def test_a_draft_of_other_layers_is_refused_with_both_named(run, source, layers,
         run("misfit", source=source, recipe=recipe)
     assert str(list(layers)) in str(refused.value)
     assert "start.action" in str(refused.value)
+
+
+HEAD = EagleConfig("eagle", feature_layers=(), vocabulary_size=0, unroll=2, step_decay=0.8)
+
+
+def test_a_head_on_features_goes_on_from_a_head(run, targets, tmp_path):
+    long = make_config(steps=30, signal="cache")
+    run("head", target=targets[0], recipe=HEAD, config=long)
+    warm = run("warm", source=DraftSource(tmp_path / "head", PAIR), recipe=HEAD)
+    cold = run("cold", recipe=HEAD)
+    assert first_loss(warm) < first_loss(cold) / 1.5
+    assert warm.training["started_from"]["pair_digest"] == PAIR
+
+
+def test_a_head_does_not_go_on_from_a_student(run, source):
+    with pytest.raises(DraftMisfitError, match="family student") as refused:
+        run("misfit", source=source, recipe=HEAD)
+    assert "family eagle" in str(refused.value)
 
 
 def test_a_draft_of_other_shapes_is_refused(run, source, targets):

@@ -1,16 +1,16 @@
-"""Distil one recipe: vocabulary, student, signals, training, checkpoint."""
+"""Distil one recipe: vocabulary, draft, signals, training, checkpoint."""
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftsmith.artifacts import digest_json, keep_only, short
@@ -20,11 +20,14 @@ from draftsmith.distillation.batches import TrainingSequence, make_sequences
 from draftsmith.distillation.recipe import recipe_digest
 from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.signals import CachedSignals, OnlineSignals, SignalSource
-from draftsmith.distillation.trainer import OnStep, TrainingOutcome, distill
+from draftsmith.distillation.trainer import OnStep, StudentObjective, TrainingOutcome, distill
+from draftsmith.distillation.unrolling import UnrolledObjective
 from draftsmith.distillation.warm_start import DraftSource, start_from
 from draftsmith.drafts.checkpoint import Lineage, save_draft
+from draftsmith.drafts.eagle import EagleHead
+from draftsmith.drafts.eagle_start import build_head, resolve_feature_layers
 from draftsmith.drafts.manifest import DraftManifest
-from draftsmith.drafts.settings import StudentConfig
+from draftsmith.drafts.settings import EagleConfig, TrainedConfig
 from draftsmith.drafts.student import (
     build_student,
     check_head,
@@ -54,7 +57,7 @@ class Distillation:
     """
 
     name: str
-    recipe: StudentConfig
+    recipe: TrainedConfig
     config: DistillConfig
     target: LoadedTarget
     corpus_digest: str
@@ -76,18 +79,14 @@ class Distillation:
         sequences = make_sequences([(r.prompt_ids, r.response_ids) for r in train])
         check_head(target, torch.tensor([train[0].prompt_ids[:32]], device=target.device))
         token_ids, held_out_coverage = self._vocabulary()
-        num_layers = int(target.config.get_text_config().num_hidden_layers)
-        layers = resolve_layers(self.recipe.layers, num_layers)
-        student = build_student(target, layers, token_ids)
+        draft, layers = self._build(token_ids)
         if self.source is not None:
-            start_from(self.source, student, target, layers)
-        self._make_trainable(student)
-        signals = self._signals(partial, sequences)
+            start_from(self.source, draft, target, layers)
+        self._make_trainable(draft)
         outcome = distill(
-            student,
+            self._objective(draft),
             sequences,
-            signals,
-            self._target_head(student),
+            self._signals(partial, sequences, draft),
             config=self.config,
             checkpoints=partial / "checkpoints" / self.name / short(self._key()),
             on_step=on_step,
@@ -100,12 +99,37 @@ class Distillation:
             self.corpus_digest,
             layers,
         )
-        facts = self._facts(outcome, student, held_out_coverage)
-        student.to(target.dtype)  # type: ignore[arg-type]  # annotated as an unbound method
-        manifest = save_draft(directory, student, token_ids, lineage=lineage, training=facts)
+        facts = self._facts(outcome, draft, held_out_coverage)
+        draft.to(target.dtype)  # type: ignore[arg-type]  # annotated as an unbound method
+        manifest = save_draft(directory, draft, token_ids, lineage=lineage, training=facts)
         shutil.rmtree(partial / "checkpoints" / self.name, ignore_errors=True)
         keep_only(partial / "signals", self._signal_key())
         return manifest
+
+    def _build(self, token_ids: Tensor | None) -> tuple[PreTrainedModel, tuple[int, ...]]:
+        """The draft that starts from the target, and the target's layers that it is about."""
+        target = self.target.model
+        num_layers = int(target.config.get_text_config().num_hidden_layers)
+        if isinstance(self.recipe, EagleConfig):
+            layers = resolve_feature_layers(self.recipe.feature_layers, num_layers)
+            return build_head(target, layers, token_ids), layers
+        layers = resolve_layers(self.recipe.layers, num_layers)
+        return build_student(target, layers, token_ids), layers
+
+    def _objective(self, draft: PreTrainedModel) -> nn.Module:
+        """The draft with its loss; its frozen output rows are the target's."""
+
+        def target_head(hidden: Tensor) -> Tensor:
+            return head_logits(draft, hidden)
+
+        if isinstance(draft, EagleHead) and isinstance(self.recipe, EagleConfig):
+            return UnrolledObjective(
+                draft,
+                target_head,
+                unroll=self.recipe.unroll,
+                step_decay=self.recipe.step_decay,
+            )
+        return StudentObjective(draft, target_head)
 
     def _recipe_digest(self) -> str:
         started_from = None if self.source is None else self.source.draft_digest
@@ -133,28 +157,32 @@ class Distillation:
         _LOG.info("draft_vocabulary=%d held_out_coverage=%.3f", len(token_ids), held_out)
         return token_ids, held_out
 
-    def _make_trainable(self, student: PreTrainedModel) -> None:
+    def _make_trainable(self, draft: PreTrainedModel) -> None:
         """Trained weights in float32; embedding and head stay the target's own."""
-        if student.device.type == "cpu":
+        if draft.device.type == "cpu":
             # The backward pass of torch's fused attention in bfloat16 is slow there: a training
             # step took 233 ms without it and 283 with it.
-            student.set_attn_implementation("eager")
-        for parameter in student.parameters():
+            draft.set_attn_implementation("eager")
+        for parameter in draft.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
 
-    def _signals(self, partial: Path, sequences: list[TrainingSequence]) -> SignalSource:
+    def _signals(
+        self, partial: Path, sequences: list[TrainingSequence], draft: PreTrainedModel
+    ) -> SignalSource:
+        layers = draft.feature_layers if isinstance(draft, EagleHead) else ()
         if self.config.signal == "online":
-            return OnlineSignals(self.target.model)
-        folder = partial / "signals" / self._signal_key()
-        return CachedSignals(folder, self.target.model, sequences, max_gb=self.config.max_cache_gb)
-
-    def _target_head(self, student: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-        """Target logits over the draft's vocabulary: the student's frozen head is the target's."""
-        return lambda hidden: head_logits(student, hidden)
+            return OnlineSignals(self.target.model, layers)
+        return CachedSignals(
+            partial / "signals" / self._signal_key(),
+            self.target.model,
+            sequences,
+            max_gb=self.config.max_cache_gb,
+            feature_layers=layers,
+        )
 
     def _facts(
-        self, outcome: TrainingOutcome, student: PreTrainedModel, held_out_coverage: float | None
+        self, outcome: TrainingOutcome, draft: PreTrainedModel, held_out_coverage: float | None
     ) -> dict[str, Any]:
         lengths = [len(r.prompt_ids) + len(r.response_ids) for r in self.rollouts["train"]]
         return {
@@ -164,7 +192,7 @@ class Distillation:
             "response_tokens": outcome.num_tokens,
             "mask_coverage": outcome.mask_coverage,
             "longest_sequence": max(lengths),
-            "trained_parameters": num_trained_parameters(student),
+            "trained_parameters": num_trained_parameters(draft),
             "held_out_coverage": held_out_coverage,
             "loss": outcome.history[-1]["loss"],
             "history": [

@@ -66,22 +66,21 @@ def learning_rate_factor(step: int, config: DistillConfig) -> float:
 
 
 def distill(  # noqa: PLR0913  live objects of one training run
-    student: PreTrainedModel,
+    objective: nn.Module,
     sequences: Sequence[TrainingSequence],
     signals: SignalSource,
-    target_head: Callable[[Tensor], Tensor],
     *,
     config: DistillConfig,
     checkpoints: Path,
     on_step: OnStep = lambda _step, _metrics: None,
 ) -> TrainingOutcome:
-    """Train the student's own weights, in place.
+    """Train the objective's weights that want a gradient, in place.
 
     Args:
-        student: Float32 weights except the frozen embedding and head.
+        objective: A draft and its loss: called with a batch, its signal and the device, it gives
+            sums of loss and alpha over the masked positions.
         sequences: Training sequences.
         signals: The target's signal for a batch.
-        target_head: Target logits over the draft's vocabulary from hidden states `[n, width]`.
         config: Budget and optimizer.
         checkpoints: Folder of this run's checkpoints; a finished one is resumed from.
         on_step: Called after every optimizer step with loss, alpha and tokens/s.
@@ -90,7 +89,7 @@ def distill(  # noqa: PLR0913  live objects of one training run
         CorpusError: No position is masked, or the loss is not finite.
         ArtifactError: The disk refused a checkpoint; the one before it stays.
     """
-    optimization = _Optimization(student, target_head, config)
+    optimization = _Optimization(objective, config)
     run = _Run(optimization.accelerator, checkpoints, config)
     resumed_at = run.resume()
     lengths = [len(sequence.token_ids) for sequence in sequences]
@@ -127,23 +126,18 @@ def _require(holds: bool, step: int, *, found: str) -> None:
 
 
 class _Optimization:
-    """The prepared student with its optimizer and schedule.
+    """The prepared objective with its optimizer and schedule.
 
     Accumulation is counted here and not by `accelerate`, whose counter would run over the end of an
     epoch, where the last batch may have fewer parts than the others.
     """
 
-    def __init__(
-        self,
-        student: PreTrainedModel,
-        target_head: Callable[[Tensor], Tensor],
-        config: DistillConfig,
-    ) -> None:
+    def __init__(self, objective: nn.Module, config: DistillConfig) -> None:
         self.accelerator = Accelerator(
             mixed_precision=config.mixed_precision, cpu=not torch.cuda.is_available()
         )
         self._config = config
-        self._trained = [p for p in student.parameters() if p.requires_grad]
+        self._trained = [p for p in objective.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(
             self._trained,
             lr=config.learning_rate,
@@ -154,7 +148,7 @@ class _Optimization:
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: learning_rate_factor(step, config)
         )
-        prepared = self.accelerator.prepare(_Objective(student, target_head), optimizer, scheduler)
+        prepared = self.accelerator.prepare(objective, optimizer, scheduler)
         self._module, self._optimizer, self._scheduler = prepared
         self._module.eval()  # the mode without dropout
 
@@ -181,8 +175,13 @@ class _Optimization:
         return loss, alpha
 
 
-class _Objective(nn.Module):
-    """Student and loss in one module, so that `accelerate` wraps both."""
+class StudentObjective(nn.Module):
+    """Student and loss in one module, so that `accelerate` wraps both.
+
+    Args:
+        student: Float32 weights except the frozen embedding and head.
+        target_head: Target logits over the draft's vocabulary from hidden states `[n, width]`.
+    """
 
     def __init__(self, student: PreTrainedModel, target_head: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

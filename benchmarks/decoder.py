@@ -27,7 +27,7 @@ from draftsmith.config import load_value
 from draftsmith.corpus.chat import make_chat
 from draftsmith.decoding import Lengths
 from draftsmith.decoding.trace import Trace, position_counts
-from draftsmith.drafts.checkpoint import LoadedDraft
+from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.errors import DraftsmithError
 from draftsmith.evaluation.acceptance import copied_rounds, in_turn
 from draftsmith.evaluation.adaptive import AdaptiveLengths

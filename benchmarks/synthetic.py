@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from draftsmith.drafts.checkpoint import LoadedDraft
+from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.drafts.manifest import CAUSAL_LM, SCHEMA, DraftManifest
 
 _BRANCH_SCALE = 1e-3

@@ -102,9 +102,10 @@ def test_the_test_has_the_power_to_see_a_wrong_residual(small, law_of, monkeypat
 class ArgmaxDraft(DraftModelProposer):
     """Drafts the most likely token and hands on the law that it did not draw from."""
 
-    def _draw(self, dist, uniforms):
-        entry = dist.probs.argmax(-1)
-        return entry, entry
+    def propose(self, batch, counts):
+        proposal = super().propose(batch, counts)
+        tokens = proposal.drawn_from.probs.argmax(-1)
+        return dataclasses.replace(proposal, tokens=tokens, entries=tokens)
 
 
 class WarmLaw(DraftModelProposer):

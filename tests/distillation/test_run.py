@@ -16,7 +16,7 @@ from draftsmith.distillation.recipe import recipe_digest
 from draftsmith.distillation.run import Distillation
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.drafts.manifest import read_manifest
-from draftsmith.drafts.settings import LayerChoice, StudentConfig
+from draftsmith.drafts.settings import EagleConfig, LayerChoice, StudentConfig
 from draftsmith.errors import CorpusError, DraftError
 from draftsmith.targets.loading import load_target
 from tests import tiny_target
@@ -24,6 +24,7 @@ from tests.distillation.small_training import make_config
 from tests.full_disk import files_up_to
 
 RECIPE = StudentConfig(family="student", layers=(0, -1), vocabulary_size=200)
+HEAD = EagleConfig("eagle", feature_layers=(), vocabulary_size=200, unroll=2, step_decay=0.8)
 CONFIG = make_config(steps=24, signal="cache", mixed_precision="bf16", checkpoint_steps=10)
 CORPUS_DIGEST = "d" * 64
 
@@ -142,18 +143,43 @@ def test_early_stopping_is_told_in_the_manifest(job, rollouts, tmp_path):
     assert "early_stop" not in run(job(), tmp_path / "plain", tmp_path / "partial").training
 
 
-def test_a_killed_distillation_gives_the_same_draft(job, tmp_path):
-    whole = run(job(), tmp_path / "whole", tmp_path / "one")
+def test_a_head_on_features_comes_out_of_the_same_stage(job, target, tmp_path):
+    manifest = run(job(recipe=HEAD), tmp_path / "draft", tmp_path / "partial")
+    assert (manifest.family, manifest.architecture["layers"]) == ("eagle", [1, 2, 3])
+    assert manifest.recipe_digest == recipe_digest(HEAD, CONFIG)
+    assert manifest.architecture["dtype"] == "bfloat16"
+    history = manifest.training["history"]
+    assert history[-1]["alpha"] > history[0]["alpha"] + 0.1
+    draft = load_draft(tmp_path / "draft", target.model, target_digest=target.identity.digest)
+    assert len(draft.token_ids) == 200
+    assert not draft.is_causal_lm
+
+
+def test_recipes_share_their_signals_where_those_of_the_first_suffice(job, tmp_path):
+    partial, filled = tmp_path / "partial", []
+    for name, recipe in (("head", HEAD), ("student", RECIPE)):
+        run(job(recipe=recipe), tmp_path / name, partial)
+        (folder,) = (partial / "signals").iterdir()
+        filled.append((folder / "hidden.bin").stat().st_ino)
+    assert filled[0] == filled[1]
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, HEAD], ids=["student", "head"])
+def test_a_killed_distillation_gives_the_same_draft(job, recipe, tmp_path):
+    whole = run(job(recipe=recipe), tmp_path / "whole", tmp_path / "one")
 
     def kill(step, _metrics):
         if step == 15:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(job(), tmp_path / "first", tmp_path / "two", on_step=kill)
+        run(job(recipe=recipe), tmp_path / "first", tmp_path / "two", on_step=kill)
     steps = []
     resumed = run(
-        job(), tmp_path / "second", tmp_path / "two", on_step=lambda step, _: steps.append(step)
+        job(recipe=recipe),
+        tmp_path / "second",
+        tmp_path / "two",
+        on_step=lambda step, _: steps.append(step),
     )
     assert steps == list(range(10, 24))
     assert resumed == whole

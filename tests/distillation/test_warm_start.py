@@ -18,7 +18,7 @@ from draftsmith.distillation.run import Distillation
 from draftsmith.distillation.warm_start import DraftSource, source_of
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.drafts.manifest import read_manifest
-from draftsmith.drafts.settings import LayerChoice, StudentConfig
+from draftsmith.drafts.settings import EagleConfig, LayerChoice, StudentConfig
 from draftsmith.errors import DraftMisfitError
 from draftsmith.targets.loading import load_target
 from tests import tiny_target
@@ -152,6 +152,24 @@ def test_layers_that_were_chosen_stay_those_of_the_draft(run, source):
     assert warm.architecture["layers"] == [0, 3]
     with pytest.raises(DraftMisfitError, match=r"\[0, 3\]"):
         run("misfit", source=source, recipe=dataclasses.replace(RECIPE, layers=LayerChoice(1)))
+
+
+HEAD = EagleConfig("eagle", feature_layers=(), vocabulary_size=0, unroll=2, step_decay=0.8)
+
+
+def test_a_head_on_features_goes_on_from_a_head(run, targets, tmp_path):
+    long = make_config(steps=30, signal="cache")
+    run("head", target=targets[0], recipe=HEAD, config=long)
+    warm = run("warm", source=DraftSource(tmp_path / "head", PAIR), recipe=HEAD)
+    cold = run("cold", recipe=HEAD)
+    assert first_loss(warm) < first_loss(cold) / 1.5
+    assert warm.training["started_from"]["pair_digest"] == PAIR
+
+
+def test_a_head_does_not_go_on_from_a_student(run, source):
+    with pytest.raises(DraftMisfitError, match="family student") as refused:
+        run("misfit", source=source, recipe=HEAD)
+    assert "family eagle" in str(refused.value)
 
 
 def test_a_draft_of_other_shapes_is_refused(run, source, targets):

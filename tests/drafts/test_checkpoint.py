@@ -16,7 +16,6 @@ from draftsmith.drafts.checkpoint import (
     copy_draft,
     load_draft,
     save_draft,
-    with_full_head,
 )
 from draftsmith.drafts.manifest import read_manifest
 from draftsmith.drafts.student import build_student, own_parameter_names
@@ -203,7 +202,7 @@ def test_under_the_whole_head_the_trimmed_rows_are_the_same(kind, token_ids, tmp
     target = make_target(kind)
     save_small(tmp_path, target, token_ids)
     draft = load_draft(tmp_path, target, target_digest=TARGET_DIGEST)
-    full = with_full_head(draft, target)
+    full = draft.as_causal_lm(target)
     assert logits_of(full).shape[-1] == VOCAB_SIZE
     assert logits_of(draft.model).shape[-1] == len(token_ids)
     torch.testing.assert_close(logits_of(full)[..., token_ids], logits_of(draft.model))
@@ -214,7 +213,7 @@ def test_loading_and_driving_one_model_switches_no_other(saved, llama, tmp_path)
     SlotModel(llama)
     first = load_draft(saved, llama, target_digest=TARGET_DIGEST)
     second = load_draft(tmp_path / "twin", llama, target_digest=TARGET_DIGEST)
-    full = with_full_head(first, llama)
+    full = first.as_causal_lm(llama)
     models = (first.model, second.model, full)
     assert [m.config._attn_implementation for m in models] == ["sdpa"] * 3
     assert llama.config._attn_implementation == attention.NAME

@@ -2,11 +2,24 @@ from __future__ import annotations
 
 import pytest
 
-from draftsmith.drafts.settings import CheckpointConfig, LayerChoice, RecipeConfig, StudentConfig
+from draftsmith.drafts.settings import (
+    CheckpointConfig,
+    EagleConfig,
+    LayerChoice,
+    RecipeConfig,
+    StudentConfig,
+)
 from draftsmith.errors import ConfigError
 from draftsmith.strict import convert
 
 STUDENT = {"family": "student", "layers": [0, -1], "vocabulary_size": 8}
+EAGLE = {
+    "family": "eagle",
+    "feature_layers": [],
+    "vocabulary_size": 8,
+    "unroll": 3,
+    "step_decay": 0.8,
+}
 CHECKPOINT = {"family": "checkpoint", "source": "models/mine", "digest": "a" * 64}
 
 
@@ -18,6 +31,7 @@ def test_the_family_says_what_a_recipe_is():
     assert recipe(STUDENT) == StudentConfig("student", (0, -1), 8)
     chosen = recipe(STUDENT | {"layers": {"choose": 2}})
     assert chosen == StudentConfig("student", LayerChoice(2), 8)
+    assert recipe(EAGLE) == EagleConfig("eagle", (), 8, 3, 0.8)
     assert recipe(CHECKPOINT) == CheckpointConfig("checkpoint", "models/mine", "a" * 64)
 
 
@@ -38,6 +52,20 @@ def test_the_family_says_what_a_recipe_is():
 def test_a_mistake_is_named_as_one_of_its_family(changes, message):
     with pytest.raises(ConfigError, match=message):
         recipe(STUDENT | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"unroll": 0}, "unroll must be at least 1"),
+        ({"step_decay": 0.0}, "step_decay"),
+        ({"step_decay": 1.5}, "step_decay"),
+        ({"vocabulary_size": -1}, "vocabulary_size"),
+    ],
+)
+def test_a_head_is_unrolled_and_its_weights_do_not_grow(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        recipe(EAGLE | changes)
 
 
 def test_a_digest_is_one():

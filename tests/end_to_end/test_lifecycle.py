@@ -16,7 +16,8 @@ import torch
 
 from draftsmith.artifacts import digest_directory, read_json
 from draftsmith.corpus.dataset import read_split
-from draftsmith.drafts.checkpoint import LoadedDraft, load_draft
+from draftsmith.drafts.checkpoint import load_draft
+from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.drafts.student import empty_student
 from draftsmith.drift.telemetry import append_telemetry, describe_request
 from draftsmith.evaluation.acceptance import teacher_forced_alpha

@@ -6,6 +6,7 @@ Knows torch and Transformers; nothing of files, configuration, HTTP, clocks or M
 from draftsmith.decoding.draft_length import FixedLengths, LengthPolicy, Lengths
 from draftsmith.decoding.engine import Engine
 from draftsmith.decoding.faults import RequestFaultError
+from draftsmith.decoding.feature_proposer import FeatureProposer
 from draftsmith.decoding.proposers import (
     DraftModelProposer,
     LookupFirstProposer,
@@ -23,6 +24,7 @@ __all__ = [
     "DraftModelProposer",
     "Engine",
     "Event",
+    "FeatureProposer",
     "FixedLengths",
     "LengthPolicy",
     "Lengths",

@@ -160,15 +160,20 @@ class Batch:
         """Tokens of every row, prompt included: int64 `[rows]`."""
         return self._tensor([len(row.token_ids) for row in self.rows], torch.long)
 
-    def tail(self, width: int) -> tuple[Tensor, Tensor]:
+    def tail(self, width: int, *, least: int = 0) -> tuple[Tensor, Tensor]:
         """The last `width` tokens of every row and their positions, int64 `[rows, width]` each.
 
         A row shorter than `width` repeats its first token at position 0, which writes the same key
         and value again.
+
+        Args:
+            width: Tokens wanted.
+            least: No token before this position is given where a row has one there.
         """
-        positions = [
-            [max(0, len(row.token_ids) - width + i) for i in range(width)] for row in self.rows
-        ]
+        positions = []
+        for length in (len(row.token_ids) for row in self.rows):
+            first = min(least, length - 1)
+            positions.append([max(first, length - width + i) for i in range(width)])
         tokens = [
             [row.token_ids[position] for position in places]
             for row, places in zip(self.rows, positions, strict=True)

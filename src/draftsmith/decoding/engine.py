@@ -24,7 +24,7 @@ from draftsmith.decoding.batch import Batch, Row
 from draftsmith.decoding.distribution import distribution
 from draftsmith.decoding.faults import RequestFaultError, not_finite
 from draftsmith.decoding.matching import VerifyMode, match, rule_named, with_processors
-from draftsmith.decoding.proposers import Proposer, empty_proposal
+from draftsmith.decoding.proposers import Proposer, empty_proposal, reader_of
 from draftsmith.decoding.randomness import Purpose, uniform
 from draftsmith.decoding.request import Event, Request, Result, require_means
 from draftsmith.decoding.slot_model import SlotModel
@@ -65,6 +65,7 @@ class Engine:
         _require_at_least("max_rows", max_rows, least=1)
         _require_at_least("draft_length", draft_length, least=0)
         self._target = SlotModel(target)
+        self._target.reader = reader_of(proposer)
         self._proposer = proposer
         self.max_rows = max_rows
         self._draft_length = draft_length

@@ -14,21 +14,18 @@ from transformers import PreTrainedModel
 
 from draftsmith.decoding.acceptance import Proposal
 from draftsmith.decoding.batch import Batch, pad_prompts, to_device
-from draftsmith.decoding.distribution import (
-    Dense,
-    Distribution,
-    OneHot,
-    densify,
-    distribution,
-    sample,
-)
+from draftsmith.decoding.distribution import Dense, Distribution, OneHot, densify
 from draftsmith.decoding.draft_length import FixedLengths, LengthPolicy, Lengths
-from draftsmith.decoding.randomness import uniform
+from draftsmith.decoding.drafting import Drafts
+from draftsmith.decoding.features import FeatureReader
 from draftsmith.decoding.slot_model import SlotModel
 
 
 class Proposer(Protocol):
-    """What the engine asks of a proposer."""
+    """What the engine asks of a proposer.
+
+    One that reads the target's features has an attribute `reader`, too: who gets them.
+    """
 
     max_positions: int
 
@@ -50,6 +47,12 @@ class Proposer(Protocol):
 
     def move_row(self, source: int, destination: int) -> None:
         """A row took the place of a retired one."""
+
+
+def reader_of(proposer: Proposer) -> FeatureReader | None:
+    """Who of a proposer wants the target's features; None where nobody does."""
+    reader: FeatureReader | None = getattr(proposer, "reader", None)
+    return reader
 
 
 class NoProposer:
@@ -116,35 +119,17 @@ class DraftModelProposer:
         The first step is at least two wide: after a full accept the last draft's key and value are
         not in the cache yet. It is wider when rounds without drafts left more tokens behind.
         """
-        num_drafts = max(counts)
         missing = (len(r.token_ids) - c for r, c in zip(batch.rows, self._num_cached, strict=False))
         tokens, positions = batch.tail(max(2, *missing))
-        drafts: list[Tensor] = []
-        entries: list[Tensor] = []
-        dists: list[OneHot | Dense] = []
-        for step in range(num_drafts):
+        drafts = Drafts(batch, self._token_ids)
+        for step in range(max(counts)):
             span = batch.span + step
             logits = self._slots.forward(tokens, positions, span=span, keep=1).float()
-            so_far = torch.cat(drafts, 1) if drafts else tokens[:, :0]
-            logits = batch.adjust(logits, so_far, self._token_ids)
-            dist = distribution(logits, batch.sampling, self._token_ids)
             positions = positions[:, -1:] + 1
-            uniforms = uniform(batch.keys[:, None], positions, batch.draft_purpose)
-            entry, tokens = self._draw(dist, uniforms)
-            drafts.append(tokens)
-            entries.append(entry)
-            dists.append(dist)
+            tokens = drafts.draw(logits, positions)
         for index, (row, count) in enumerate(zip(batch.rows, counts, strict=True)):
             self._num_cached[index] = len(row.token_ids) + max(count - 1, 0)
-        counted = to_device(counts, batch.device)
-        return Proposal(torch.cat(drafts, 1), _concatenate(dists), counted, torch.cat(entries, 1))
-
-    def _draw(self, dist: OneHot | Dense, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Entry in the draft's vocabulary and id in the target's, int64 `[rows, 1]` each."""
-        if isinstance(dist, OneHot):
-            return dist.ids, dist.ids
-        entry = sample(dist.probs, uniforms)
-        return entry, entry if dist.token_ids is None else dist.token_ids[entry]
+        return drafts.proposal(counts)
 
     def observe(self, batch: Batch) -> None:
         """Forget the drafts behind the committed tokens, whose last one is never cached."""
@@ -155,15 +140,6 @@ class DraftModelProposer:
         """Move the cache row and its length."""
         self._slots.move_row(source, destination)
         self._num_cached[destination] = self._num_cached[source]
-
-
-def _concatenate(dists: list[OneHot | Dense]) -> OneHot | Dense:
-    """Join single positions; all are of one kind: greedy or not is a property of the batch."""
-    first = dists[0]
-    if isinstance(first, OneHot):
-        return OneHot(torch.cat([d.ids for d in dists if isinstance(d, OneHot)], 1))
-    probs = torch.cat([d.probs for d in dists if isinstance(d, Dense)], 1)
-    return Dense(probs, first.token_ids)
 
 
 class PromptLookupProposer:
@@ -244,10 +220,9 @@ class LookupFirstProposer:
         min_ngram: Shortest suffix that is looked up; of one word alone the draft knows more.
     """
 
-    def __init__(
-        self, draft: DraftModelProposer, lengths: LengthPolicy, *, min_ngram: int = 2
-    ) -> None:
+    def __init__(self, draft: Proposer, lengths: LengthPolicy, *, min_ngram: int = 2) -> None:
         self._draft = draft
+        self.reader = reader_of(draft)
         self._lengths = lengths
         self._lookup = PromptLookupProposer(min_ngram=min_ngram)
         self._num_rounds = 0
@@ -288,9 +263,7 @@ class LookupFirstProposer:
         self._draft.move_row(source, destination)
 
 
-def with_lookup(
-    draft: DraftModelProposer, draft_length: int, lookup_length: int
-) -> tuple[Proposer, int]:
+def with_lookup(draft: Proposer, draft_length: int, lookup_length: int) -> tuple[Proposer, int]:
     """The proposer of a served pair, and the draft length that its engine needs.
 
     Args:

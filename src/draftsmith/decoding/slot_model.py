@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from draftsmith.decoding import attention
 from draftsmith.decoding.cache import SlotCache
+from draftsmith.decoding.features import FeatureReader, layer_inputs
 from draftsmith.errors import DecodingError
 
 _SLOT_ROUNDING = 64
@@ -47,7 +48,12 @@ class SlotModel:
 
     Args:
         model: Causal LM in eval mode; its attention is switched to the slot attention.
+
+    Attributes:
+        reader: Gets the features of every forward; None is nobody.
     """
+
+    reader: FeatureReader | None = None
 
     def __init__(self, model: PreTrainedModel) -> None:
         attention.register()
@@ -59,9 +65,8 @@ class SlotModel:
         self.model = model
         self.device = model.device
         self._groups = _query_groups(self.config)
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
-        self._keeps_logits = "logits_to_keep" in parameters
+        self._cache_argument = cache_argument(model)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.max_positions = int(getattr(self.config, "max_position_embeddings", 1 << 30))
         self.cache: SlotCache | None = None
 
@@ -105,6 +110,25 @@ class SlotModel:
         Returns:
             `[rows, width or keep, vocab]` in the model's dtype.
         """
+        output = self.run(tokens, positions, span=span, first_row=first_row, keep=keep)
+        logits: Tensor = output.logits
+        return logits if keep is None else logits[:, logits.shape[1] - keep :]
+
+    def run(  # noqa: PLR0913  those of `forward`, and what else the model reads
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        *,
+        span: int,
+        first_row: int = 0,
+        keep: int | None = None,
+        **inputs: Tensor,
+    ) -> Any:  # noqa: ANN401  the outputs of Transformers' classes share no useful type
+        """The model's output, for models that read or return more than others.
+
+        Arguments as those of `forward`, and by name whatever else the model reads. A model that
+        cannot choose makes logits of all tokens, whatever `keep` says.
+        """
         assert self.cache is not None, "reserve() comes first"
         # A configuration object shared with another model would switch this one too, and packed
         # masks fit no other attention.
@@ -113,23 +137,25 @@ class SlotModel:
         num_slots = min(-(-span // _SLOT_ROUNDING) * _SLOT_ROUNDING, self.cache.slots)
         self.cache.begin(positions, first_row=first_row, num_slots=num_slots)
         first_kept = 0 if keep is None else tokens.shape[1] - keep
-        extra = {}
         if first_kept and self._keeps_logits:
             # Places, not a count: a count makes the model slice, and torch's bf16 CPU matmul over
             # a slice of several rows takes 20 to 700 times as long as over a copy.
-            extra["logits_to_keep"] = torch.arange(
+            inputs["logits_to_keep"] = torch.arange(
                 first_kept, tokens.shape[1], device=tokens.device
             )
-        output = self.model(
-            input_ids=tokens,
-            attention_mask=self._masks(positions, num_slots),
-            position_ids=positions,
-            use_cache=True,
-            **{self._cache_argument: self.cache},
-            **extra,
-        )
-        logits: Tensor = output.logits
-        return logits if extra else logits[:, first_kept:]
+        layers = () if self.reader is None else self.reader.feature_layers
+        with layer_inputs(self.model, layers) as features:
+            output = self.model(
+                input_ids=tokens,
+                attention_mask=self._masks(positions, num_slots),
+                position_ids=positions,
+                use_cache=True,
+                **{self._cache_argument: self.cache},
+                **inputs,
+            )
+        if self.reader is not None:
+            self.reader.read(torch.cat(features, -1), positions, first_row=first_row)
+        return output
 
     def _masks(self, positions: Tensor, num_slots: int) -> Tensor | dict[str, Tensor]:
         """Additive masks, packed for the query groups.
@@ -147,6 +173,12 @@ class SlotModel:
             mask.masked_fill_(~visible, -torch.inf)
             masks[kind] = attention.pack_mask(mask, self._groups)
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the model's body calls its cache; the name changed in Transformers 5."""
+    parameters = inspect.signature(model.base_model.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
 
 
 def _require_interface(model: PreTrainedModel) -> None:

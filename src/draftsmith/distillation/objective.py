@@ -63,9 +63,7 @@ class StudentObjective(nn.Module):
             agreed = overlap(log_p, log_q.detach())
             return self._divergence(log_p, log_q).sum(), agreed.sum()
 
-        num_entries = len(self.student.get_output_embeddings().weight)
-        size = max(1, _LOGITS_PER_CHUNK[device.type] // num_entries)
-        return sum_in_chunks(hidden, compare, size=size)
+        return sum_in_chunks(hidden, compare, size=positions_per_chunk(self.student))
 
     @torch.no_grad()
     def _log_target(self, signal: Signal, place: slice, device: torch.device) -> Tensor:
@@ -82,6 +80,12 @@ class StudentObjective(nn.Module):
             inputs = {"inputs_embeds": embedding(token_ids).to(own)}
         hidden: Tensor = self.student.base_model(**inputs, use_cache=False).last_hidden_state
         return hidden
+
+
+def positions_per_chunk(draft: PreTrainedModel) -> int:
+    """Positions whose logits are worked on at a time."""
+    num_entries = len(draft.get_output_embeddings().weight)
+    return max(1, _LOGITS_PER_CHUNK[draft.device.type] // num_entries)
 
 
 def sum_in_chunks(hidden: Tensor, compare: Callable[[Tensor, slice], Sums], *, size: int) -> Sums:

@@ -1,4 +1,4 @@
-"""Distil one recipe: vocabulary, student, signals, training, checkpoint."""
+"""Distil one recipe: vocabulary, draft, signals, training, checkpoint."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.signals import CachedSignals, OnlineSignals, SignalSource
 from draftsmith.distillation.topk_signals import TopKSignals
 from draftsmith.distillation.trainer import OnStep, TrainingOutcome, distill
+from draftsmith.distillation.unrolling import UnrolledObjective
 from draftsmith.distillation.warm_start import DraftSource, start_from
 from draftsmith.drafts.checkpoint import Lineage, save_draft
+from draftsmith.drafts.eagle import EagleHead
+from draftsmith.drafts.eagle_start import build_head, resolve_feature_layers
 from draftsmith.drafts.manifest import DraftManifest
-from draftsmith.drafts.settings import LayerChoice, StudentConfig
+from draftsmith.drafts.settings import EagleConfig, LayerChoice, StudentConfig, TrainedConfig
 from draftsmith.drafts.student import (
     build_student,
     check_head,
@@ -39,6 +42,7 @@ from draftsmith.drafts.student import (
     resolve_layers,
 )
 from draftsmith.drafts.vocabulary import choose_tokens, count_tokens, coverage
+from draftsmith.errors import DraftError
 from draftsmith.targets.loading import LoadedTarget
 
 _LOG = logging.getLogger(__name__)
@@ -60,7 +64,7 @@ class Distillation:
     """
 
     name: str
-    recipe: StudentConfig
+    recipe: TrainedConfig
     config: DistillConfig
     target: LoadedTarget
     corpus_digest: str
@@ -82,15 +86,14 @@ class Distillation:
         sequences = make_sequences([(r.prompt_ids, r.response_ids) for r in train])
         check_head(target, torch.tensor([train[0].prompt_ids[:32]], device=target.device))
         token_ids, held_out_coverage = self._vocabulary()
-        layers, choice = self._layers(token_ids, sequences)
-        student = build_student(target, layers, token_ids)
+        draft, layers, choice = self._build(token_ids, sequences)
         if self.source is not None:
-            start_from(self.source, student, target, layers)
-        self._make_trainable(student)
+            start_from(self.source, draft, target, layers)
+        self._make_trainable(draft)
         outcome = distill(
-            self._objective(student),
+            self._objective(draft),
             sequences,
-            self._signals(partial, sequences, token_ids),
+            self._signals(partial, sequences, draft, token_ids),
             config=self.config,
             checkpoints=partial / "checkpoints" / self.name / short(self._key()),
             held_out=self._held_out(),
@@ -104,13 +107,44 @@ class Distillation:
             self.corpus_digest,
             layers,
         )
-        facts = self._facts(outcome, student, held_out_coverage) | choice
-        student.to(target.dtype)  # type: ignore[arg-type]  # annotated as an unbound method
-        manifest = save_draft(directory, student, token_ids, lineage=lineage, training=facts)
+        facts = self._facts(outcome, draft, held_out_coverage) | choice
+        draft.to(target.dtype)  # type: ignore[arg-type]  # annotated as an unbound method
+        manifest = save_draft(directory, draft, token_ids, lineage=lineage, training=facts)
         if join().is_main_process:
             shutil.rmtree(partial / "checkpoints" / self.name, ignore_errors=True)
             keep_only(partial / "signals", self._signal_key())
         return manifest
+
+    def _build(
+        self, token_ids: Tensor | None, sequences: Sequence[TrainingSequence]
+    ) -> tuple[PreTrainedModel, tuple[int, ...], dict[str, Any]]:
+        """The draft that starts from the target, the layers that it is about, and why these."""
+        target = self.target.model
+        if isinstance(self.recipe, EagleConfig):
+            num_layers = int(target.config.get_text_config().num_hidden_layers)
+            layers = resolve_feature_layers(self.recipe.feature_layers, num_layers)
+            return build_head(target, layers, token_ids), layers, {}
+        layers, choice = self._layers(self.recipe, token_ids, sequences)
+        return build_student(target, layers, token_ids), layers, choice
+
+    def _objective(self, draft: PreTrainedModel) -> nn.Module:
+        """The draft with its loss; its frozen output rows are the target's."""
+        divergence = divergence_of(self.config)
+
+        def target_head(hidden: Tensor) -> Tensor:
+            return head_logits(draft, hidden)
+
+        if isinstance(draft, EagleHead) and isinstance(self.recipe, EagleConfig):
+            return UnrolledObjective(
+                draft,
+                target_head,
+                divergence,
+                unroll=self.recipe.unroll,
+                step_decay=self.recipe.step_decay,
+            )
+        if self.config.gradient_checkpointing:
+            recompute_layers(draft)
+        return StudentObjective(draft, target_head, divergence)
 
     def _recipe_digest(self) -> str:
         started_from = None if self.source is None else self.source.draft_digest
@@ -140,10 +174,13 @@ class Distillation:
         return token_ids, held_out
 
     def _layers(
-        self, token_ids: Tensor | None, sequences: Sequence[TrainingSequence]
+        self,
+        recipe: StudentConfig,
+        token_ids: Tensor | None,
+        sequences: Sequence[TrainingSequence],
     ) -> tuple[tuple[int, ...], dict[str, Any]]:
         """The student's layers, and what the manifest says of their choice."""
-        target, wanted = self.target.model, self.recipe.layers
+        target, wanted = self.target.model, recipe.layers
         num_layers = int(target.config.get_text_config().num_hidden_layers)
         if not isinstance(wanted, LayerChoice):
             return resolve_layers(wanted, num_layers), {}
@@ -160,39 +197,49 @@ class Distillation:
         answered = [r.prompt_id for r in self.rollouts["train"] if r.response_ids]
         return held_out_indices(answered)
 
-    def _make_trainable(self, student: PreTrainedModel) -> None:
+    def _make_trainable(self, draft: PreTrainedModel) -> None:
         """Trained weights in float32; embedding and head stay the target's own."""
-        if student.device.type == "cpu":
+        if draft.device.type == "cpu":
             # The backward pass of torch's fused attention in bfloat16 is slow there: a training
             # step took 233 ms without it and 283 with it.
-            student.set_attn_implementation("eager")
-        for parameter in student.parameters():
+            draft.set_attn_implementation("eager")
+        for parameter in draft.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
 
     def _signals(
-        self, partial: Path, sequences: list[TrainingSequence], token_ids: Tensor | None
+        self,
+        partial: Path,
+        sequences: list[TrainingSequence],
+        draft: PreTrainedModel,
+        token_ids: Tensor | None,
     ) -> SignalSource:
         target, config = self.target.model, self.config
+        features = draft.feature_layers if isinstance(draft, EagleHead) else ()
         if config.signal == "online":
-            return OnlineSignals(target)
+            return OnlineSignals(target, features)
         folder, max_gb = partial / "signals" / self._signal_key(), config.max_cache_gb
+        if config.signal == "topk" and features:
+            raise self._needs_features()
         with join().main_process_first():  # who comes later finds it
             if config.signal == "cache":
-                return CachedSignals(folder, target, sequences, max_gb=max_gb)
+                return CachedSignals(
+                    folder, target, sequences, max_gb=max_gb, feature_layers=features
+                )
             return TopKSignals(
                 folder, target, sequences, token_ids=token_ids, k=config.topk, max_gb=max_gb
             )
 
-    def _objective(self, student: PreTrainedModel) -> nn.Module:
-        """The student with its loss; its frozen head is the target's."""
-        if self.config.gradient_checkpointing:
-            recompute_layers(student)
-        divergence = divergence_of(self.config)
-        return StudentObjective(student, lambda hidden: head_logits(student, hidden), divergence)
+    def _needs_features(self) -> DraftError:
+        return DraftError(
+            f"distilling {self.name}",
+            found="distill.signal: topk, which holds probabilities only",
+            expected="the features of the target that a recipe of family eagle reads",
+            remedy="set distill.signal to cache or online",
+        )
 
     def _facts(
-        self, outcome: TrainingOutcome, student: PreTrainedModel, held_out_coverage: float | None
+        self, outcome: TrainingOutcome, draft: PreTrainedModel, held_out_coverage: float | None
     ) -> dict[str, Any]:
         lengths = [len(r.prompt_ids) + len(r.response_ids) for r in self.rollouts["train"]]
         return (
@@ -203,7 +250,7 @@ class Distillation:
                 "response_tokens": outcome.num_tokens,
                 "mask_coverage": outcome.mask_coverage,
                 "longest_sequence": max(lengths),
-                "trained_parameters": num_trained_parameters(student),
+                "trained_parameters": num_trained_parameters(draft),
                 "held_out_coverage": held_out_coverage,
                 "loss": outcome.history[-1]["loss"],
                 "history": [

@@ -1,7 +1,8 @@
 """What the target says at every response position.
 
-Its last hidden state, from which exact logits follow by one matmul, and the log-normaliser of its
-full distribution: either cached on disk, memory-mapped, or computed in every step.
+Its last hidden state, from which exact logits follow by one matmul, the log-normaliser of its full
+distribution and, where a head asks for them, the features of all positions: either cached on disk,
+memory-mapped, or computed in every step.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.artifacts import read_json, write_json, writing
+from draftsmith.decoding.features import layer_inputs
 from draftsmith.distillation.batches import TokenBatch, TrainingSequence, collate
 from draftsmith.distillation.reserved import have_files, reserve_files
 from draftsmith.drafts.student import head_logits
@@ -38,10 +40,13 @@ class Signal:
     Attributes:
         hidden: `[n, width]` in the target's dtype.
         log_normaliser: float32 `[n]`.
+        features: `[sequences, width - 1, layers * hidden]`: features of all positions but the last,
+            in the target's dtype; None unless they were asked for.
     """
 
     hidden: Tensor
     log_normaliser: Tensor
+    features: Tensor | None = None
 
 
 class SignalSource(Protocol):
@@ -52,19 +57,26 @@ class SignalSource(Protocol):
 
 
 class OnlineSignals:
-    """A target forward for every batch."""
+    """A target forward for every batch.
 
-    def __init__(self, target: PreTrainedModel) -> None:
-        self._target = target
+    Args:
+        target: The target.
+        feature_layers: Its layers whose inputs are wanted.
+    """
+
+    def __init__(self, target: PreTrainedModel, feature_layers: Sequence[int] = ()) -> None:
+        self._target, self._layers = target, feature_layers
 
     @torch.no_grad()
     def signal(self, batch: TokenBatch) -> Signal:
         """Forward the batch through the target."""
         token_ids = batch.token_ids.to(self._target.device)
-        hidden = self._target.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+        with layer_inputs(self._target, self._layers) as inputs:
+            hidden = self._target.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+        features = torch.cat(inputs, -1)[:, :-1] if inputs else None
         masked = hidden[batch.mask.to(hidden.device)]
         logits = (head_logits(self._target, part).float() for part in masked.split(1024))
-        return Signal(masked, torch.cat([part.logsumexp(-1) for part in logits]))
+        return Signal(masked, torch.cat([part.logsumexp(-1) for part in logits]), features)
 
 
 class CachedSignals:
@@ -75,6 +87,7 @@ class CachedSignals:
         target: Asked for what is missing.
         sequences: The training sequences, in the order of their indices.
         max_gb: Refuse above this size (10^9 bytes).
+        feature_layers: As in `OnlineSignals`. A cache with features serves those who want none.
 
     Raises:
         DraftError: The cache would be larger than `max_gb`, or a stored sequence does not match a
@@ -89,58 +102,90 @@ class CachedSignals:
         sequences: Sequence[TrainingSequence],
         *,
         max_gb: float,
+        feature_layers: Sequence[int] = (),
     ) -> None:
         self._offsets: list[int] = np.cumsum([0] + [s.num_predicted for s in sequences]).tolist()
+        lengths = [len(sequence.token_ids) - 1 for sequence in sequences]
+        self._starts: list[int] = np.cumsum([0, *lengths]).tolist()  # of features
         width = int(target.config.get_text_config().hidden_size)
-        total = self._offsets[-1]
         self._dtype: torch.dtype = target.get_output_embeddings().weight.dtype
         stored = np.dtype(np.float32 if self._dtype == torch.float32 else np.uint16)
+        total, self._num_features = self._offsets[-1], len(feature_layers) * width
+        shapes: dict[str, tuple[int, ...]] = {
+            "hidden.bin": (total, width),
+            "normaliser.bin": (total,),
+        }
+        if feature_layers:
+            shapes["features.bin"] = (self._starts[-1], self._num_features)
+        dtypes = {name: stored for name in shapes} | {"normaliser.bin": np.dtype(np.float32)}
         sizes = {
-            "hidden.bin": total * width * stored.itemsize,
-            "normaliser.bin": total * _NORMALISER_BYTES,
+            name: int(np.prod(shape)) * dtypes[name].itemsize for name, shape in shapes.items()
         }
         require_room(total, sum(sizes.values()), max_gb)
-        marker, facts = directory / "finished.json", {"positions": total, "width": width}
-        is_finished = (
-            have_files(directory, sizes) and marker.exists() and read_json(marker) == facts
-        )
+        facts = {"positions": total, "width": width, "feature_layers": list(feature_layers)}
+        marker = directory / "finished.json"
+        is_finished = have_files(directory, sizes) and _serves(marker, facts)
         if not is_finished:
             reserve_files(directory, sizes)
-        self._hidden = np.memmap(directory / "hidden.bin", stored, "r+", shape=(total, width))
-        self._normaliser = np.memmap(directory / "normaliser.bin", np.float32, "r+", shape=(total,))
+        self._files = {
+            name: np.memmap(directory / name, dtypes[name], "r+", shape=shape)
+            for name, shape in shapes.items()
+        }
+        online = OnlineSignals(target, feature_layers)
         if is_finished:
             _LOG.info("signal_cache=found positions=%d", total)
         else:
             with writing(directory):
-                self._fill(OnlineSignals(target), sequences)
+                self._fill(online, sequences)
             write_json(marker, facts)
-        self._spot_check(OnlineSignals(target), sequences)
+        self._spot_check(online, sequences)
 
     def _fill(self, online: OnlineSignals, sequences: Sequence[TrainingSequence]) -> None:
         for indices in by_length(sequences):
             batch = collate(sequences, indices)
             signal = online.signal(batch)
             start = 0
-            for index in indices:
+            for row, index in enumerate(indices):
                 end = start + sequences[index].num_predicted
-                place = slice(self._offsets[index], self._offsets[index + 1])
-                self._hidden[place] = _to_numpy(signal.hidden[start:end])
-                self._normaliser[place] = signal.log_normaliser[start:end].cpu().numpy()
+                place = self._range(index)
+                self._files["hidden.bin"][place] = _to_numpy(signal.hidden[start:end])
+                normaliser = signal.log_normaliser[start:end].cpu().numpy()
+                self._files["normaliser.bin"][place] = normaliser
+                if signal.features is not None:
+                    place = self._feature_range(index)
+                    features = signal.features[row, : place.stop - place.start]
+                    self._files["features.bin"][place] = _to_numpy(features)
                 start = end
-        self._hidden.flush()
-        self._normaliser.flush()
+        for file in self._files.values():
+            file.flush()
 
     def signal(self, batch: TokenBatch) -> Signal:
         """Read the batch's positions."""
-        hidden = [self._hidden[slice(*self._range(index))] for index in batch.indices]
-        normaliser = [self._normaliser[slice(*self._range(index))] for index in batch.indices]
-        tensor = torch.from_numpy(np.concatenate(hidden))
-        if tensor.dtype != torch.float32:
-            tensor = tensor.view(self._dtype)
-        return Signal(tensor, torch.from_numpy(np.concatenate(normaliser)))
+        hidden, normaliser = (
+            np.concatenate([self._files[name][self._range(index)] for index in batch.indices])
+            for name in ("hidden.bin", "normaliser.bin")
+        )
+        features = self._padded_features(batch) if self._num_features else None
+        return Signal(self._tensor(hidden), torch.from_numpy(normaliser), features)
 
-    def _range(self, index: int) -> tuple[int, int]:
-        return self._offsets[index], self._offsets[index + 1]
+    def _padded_features(self, batch: TokenBatch) -> Tensor:
+        file = self._files["features.bin"]
+        rows, width = batch.token_ids.shape
+        padded = np.zeros((rows, width - 1, self._num_features), file.dtype)
+        for row, index in enumerate(batch.indices):
+            place = self._feature_range(index)
+            padded[row, : place.stop - place.start] = file[place]
+        return self._tensor(padded)
+
+    def _tensor(self, stored: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(stored)
+        return tensor if tensor.dtype == torch.float32 else tensor.view(self._dtype)
+
+    def _range(self, index: int) -> slice:
+        return slice(self._offsets[index], self._offsets[index + 1])
+
+    def _feature_range(self, index: int) -> slice:
+        return slice(self._starts[index], self._starts[index + 1])
 
     def _spot_check(self, online: OnlineSignals, sequences: Sequence[TrainingSequence]) -> None:
         """Compare with a forward of single sequences: padding or order faults would show."""
@@ -148,16 +193,30 @@ class CachedSignals:
             batch = collate(sequences, [index])
             stored, fresh = self.signal(batch), online.signal(batch)
             worst = (stored.log_normaliser - fresh.log_normaliser.cpu()).abs().max()
-            cosine = torch.cosine_similarity(
-                stored.hidden.float(), fresh.hidden.float().cpu(), dim=-1
-            ).min()
-            if not (float(worst) <= _MAX_DEVIATION and float(cosine) >= _MIN_COSINE):  # or NaN
+            cosine = _least_cosine(stored.hidden, fresh.hidden)
+            if stored.features is not None and fresh.features is not None:
+                cosine = min(cosine, _least_cosine(stored.features, fresh.features))
+            if not (float(worst) <= _MAX_DEVIATION and cosine >= _MIN_COSINE):  # or NaN
                 raise DraftError(
                     f"checking the cached target signal of sequence {index}",
-                    found=f"cosine {float(cosine):.3f}, normaliser off by {float(worst):.2f}",
+                    found=f"cosine {cosine:.3f}, normaliser off by {float(worst):.2f}",
                     expected="the signal of a forward of that sequence alone",
                     remedy="delete build/partial/distill and rerun",
                 )
+
+
+def _serves(marker: Path, facts: dict[str, Any]) -> bool:
+    """Whether a finished cache has what is wanted; one with more serves as well."""
+    if not marker.exists():
+        return False
+    found = read_json(marker)
+    if not facts["feature_layers"]:
+        facts = facts | {"feature_layers": found.get("feature_layers")}
+    return found == facts
+
+
+def _least_cosine(stored: Tensor, fresh: Tensor) -> float:
+    return float(torch.cosine_similarity(stored.float(), fresh.float().cpu(), dim=-1).min())
 
 
 def _to_numpy(hidden: Tensor) -> np.ndarray:

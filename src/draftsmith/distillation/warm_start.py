@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from draftsmith.artifacts import short
 from draftsmith.drafts.checkpoint import load_draft
-from draftsmith.drafts.manifest import STUDENT, read_manifest
+from draftsmith.drafts.eagle import EagleHead
+from draftsmith.drafts.manifest import EAGLE, STUDENT, read_manifest
 from draftsmith.drafts.student import own_parameter_names
 from draftsmith.errors import DraftMisfitError
 
@@ -62,9 +63,9 @@ def start_from(
 
     Args:
         source: The draft; its files are verified.
-        student: A student of `target`.
+        student: A student of `target`, or a head on its features.
         target: Live target, not necessarily the one that the draft was distilled from.
-        layers: The layers of the target that the student stands for.
+        layers: The layers of the target that the student stands for, or that the head reads.
 
     Raises:
         DraftMisfitError: The draft has another family, other layers or other shapes.
@@ -72,7 +73,8 @@ def start_from(
     """
     manifest = read_manifest(source.directory)
     kind = f"family {manifest.family} and type {manifest.architecture.get('model_type')}"
-    expected = f"family {STUDENT} and type {student.config.model_type}"
+    family = EAGLE if isinstance(student, EagleHead) else STUDENT
+    expected = f"family {family} and type {student.config.model_type}"
     if kind != expected:
         raise _misfit(source, kind, expected)
     if list(manifest.architecture["layers"]) != list(layers):

@@ -1,8 +1,9 @@
 """A draft on disk.
 
-A student: `draft.json`, `config.json`, `model.safetensors` (its own weights only) and, if trimmed,
-`vocabulary.safetensors`. Embedding and head come from the target at load time, so it can only be
-loaded beside a target. A whole model: `draft.json` in its checkpoint. Digests are verified.
+A student or a feature head: `draft.json`, `config.json`, `model.safetensors` (its own weights only)
+and, if trimmed, `vocabulary.safetensors`. Embedding and output rows come from the target at load
+time, so it can only be loaded beside a target. A whole model: `draft.json` in its checkpoint.
+Digests are verified.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from transformers import AutoConfig, PreTrainedModel
 
 from draftsmith.artifacts import atomic_directory, digest_file, digest_json, read_json, writing
 from draftsmith.drafts.causal_lm import load_causal_lm, verify_causal_lm
+from draftsmith.drafts.eagle import EagleHead
+from draftsmith.drafts.eagle_start import empty_head
+from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.drafts.manifest import (
     CAUSAL_LM,
+    EAGLE,
     FILE_NAME,
     SCHEMA,
     STUDENT,
@@ -39,20 +44,11 @@ VOCABULARY = "vocabulary.safetensors"
 
 
 @dataclass(frozen=True)
-class LoadedDraft:
-    """A draft beside its target.
-
-    `token_ids` maps its output rows to the target's ids; None is the identity.
-    """
-
-    model: PreTrainedModel
-    token_ids: Tensor | None
-    manifest: DraftManifest
-
-
-@dataclass(frozen=True)
 class Lineage:
-    """Where a draft comes from; goes into its manifest."""
+    """Where a draft comes from; goes into its manifest.
+
+    `layers` are the target's that a student starts as, or whose features a head reads.
+    """
 
     recipe: str
     recipe_digest: str
@@ -70,7 +66,7 @@ def save_draft(
     lineage: Lineage,
     training: dict[str, Any],
 ) -> DraftManifest:
-    """Write a student into `directory` (existing, empty) and return its manifest.
+    """Write a student or a head into `directory` (existing, empty) and return its manifest.
 
     Raises:
         ArtifactError: The disk refused.
@@ -95,7 +91,7 @@ def save_draft(
     }
     manifest = DraftManifest(
         schema=SCHEMA,
-        family=STUDENT,
+        family=EAGLE if isinstance(student, EagleHead) else STUDENT,
         recipe=lineage.recipe,
         recipe_digest=lineage.recipe_digest,
         digest=draft_digest(weights_digest, map_digest, architecture),
@@ -136,10 +132,10 @@ def load_draft(
     if manifest.family == CAUSAL_LM:
         verify_causal_lm(directory, manifest)
         return LoadedDraft(load_causal_lm(directory, target), None, manifest)
-    return _load_student(directory, target, manifest)
+    return _load_parts(directory, target, manifest)
 
 
-def _load_student(directory: Path, target: PreTrainedModel, manifest: DraftManifest) -> LoadedDraft:
+def _load_parts(directory: Path, target: PreTrainedModel, manifest: DraftManifest) -> LoadedDraft:
     state, token_ids = _verified(directory, manifest)
     vocab_size = target.get_output_embeddings().weight.shape[0]
     if token_ids is not None and int(token_ids.max()) >= vocab_size:
@@ -147,13 +143,30 @@ def _load_student(directory: Path, target: PreTrainedModel, manifest: DraftManif
     config = AutoConfig.from_pretrained(directory)
     if config.hidden_size != target.config.get_text_config().hidden_size:
         raise _misfit(directory, f"hidden size {config.hidden_size}")
-    model = empty_student(config, target, token_ids)
+    model = _empty(directory, config, target, token_ids, manifest)
     missing = set(own_parameter_names(model)) ^ set(state)
     if missing:
         raise _misfit(directory, f"weights that differ by {sorted(missing)[:3]}")
     model.load_state_dict(state, strict=False)
     token_ids = None if token_ids is None else token_ids.to(target.device)
     return LoadedDraft(model, token_ids, manifest)
+
+
+def _empty(
+    directory: Path,
+    config: Any,  # noqa: ANN401  Transformers configurations share no useful type
+    target: PreTrainedModel,
+    token_ids: Tensor | None,
+    manifest: DraftManifest,
+) -> PreTrainedModel:
+    """A draft of the manifest's family without its weights."""
+    if manifest.family != EAGLE:
+        return empty_student(config, target, token_ids)
+    layers = [int(layer) for layer in manifest.architecture["layers"]]
+    num_layers = int(target.config.get_text_config().num_hidden_layers)
+    if max(layers) >= num_layers:
+        raise _misfit(directory, f"features of layers {layers} for a target of {num_layers}")
+    return empty_head(config, target, token_ids, layers)
 
 
 def _verified(directory: Path, manifest: DraftManifest) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -200,14 +213,6 @@ def _misfit(directory: Path, found: str) -> DraftMisfitError:
         expected="the target that it was distilled from, or one of the same shape",
         remedy="distil a draft for this target with `dvc repro`",
     )
-
-
-def with_full_head(draft: LoadedDraft, target: PreTrainedModel) -> PreTrainedModel:
-    """The student under the target's whole head, for engines that know no trimmed vocabulary."""
-    full = empty_student(draft.model.config, target, None)
-    state = draft.model.state_dict()
-    full.load_state_dict({name: state[name] for name in own_parameter_names(full)}, strict=False)
-    return full
 
 
 def copy_draft(source: Path, directory: Path) -> DraftManifest:

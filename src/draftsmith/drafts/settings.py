@@ -49,6 +49,35 @@ class StudentConfig:
 
 
 @dataclass(frozen=True)
+class EagleConfig:
+    """A recipe of family `eagle`: one layer that reads the target's features.
+
+    Attributes:
+        family: `eagle`.
+        feature_layers: The target's layers whose inputs are read; negative ones count from the end.
+            None are a low, a middle and the last one.
+        vocabulary_size: Entries of the draft's vocabulary; 0 is the target's whole vocabulary.
+        unroll: Draft positions that it is trained for: behind the first it reads its own features.
+        step_decay: Weight of a position's loss over that of the position before it.
+    """
+
+    family: Literal["eagle"]
+    feature_layers: tuple[int, ...]
+    vocabulary_size: int
+    unroll: int
+    step_decay: float
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        if self.vocabulary_size < 0:
+            raise ValueError("vocabulary_size must be 0 (whole vocabulary) or more")
+        if self.unroll < 1:
+            raise ValueError("unroll must be at least 1")
+        if not 0 < self.step_decay <= 1:
+            raise ValueError("step_decay must be above 0 and at most 1")
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """A recipe of family `checkpoint`: a draft that was trained elsewhere, taken over as it is.
 
@@ -68,4 +97,5 @@ class CheckpointConfig:
             raise ValueError("digest must be 64 hex digits: `draftsmith import-draft` writes it")
 
 
-RecipeConfig = StudentConfig | CheckpointConfig
+TrainedConfig = StudentConfig | EagleConfig
+RecipeConfig = TrainedConfig | CheckpointConfig

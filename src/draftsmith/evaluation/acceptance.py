@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.decoding import (
-    DraftModelProposer,
     Engine,
     Event,
     Request,
@@ -25,7 +24,7 @@ from draftsmith.decoding import (
 )
 from draftsmith.decoding.distribution import OneHot, SamplingTensors, densify, distribution
 from draftsmith.decoding.trace import Trace, position_counts
-from draftsmith.drafts.checkpoint import LoadedDraft
+from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.drafts.student import head_logits
 from draftsmith.evaluation.intervals import Estimate, bootstrap_ratio_of_sums
 
@@ -76,10 +75,7 @@ def teacher_forced_alpha(
     result: dict[str, PromptAlpha] = {}
     for group in _groups([rollout for rollout in rollouts if rollout.response_ids]):
         tokens, places = _pad(group, target.device)
-        hidden = [
-            model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-            for model in (target, draft.model)
-        ]
+        hidden = draft.last_hidden(target, tokens)
         for row, (rollout, place) in enumerate(zip(group, places, strict=True)):
             parts = [
                 _overlap(target, draft, [h[row, place][chunk] for h in hidden], sampling)
@@ -156,9 +152,7 @@ def decode(
     on_event: Callable[[Event], None] = lambda _event: None,
 ) -> dict[str, Result]:
     """Decode (id, token ids) prompts speculatively; results by prompt id."""
-    proposer, length = with_lookup(
-        DraftModelProposer(draft.model, draft.token_ids), plan.draft_length, plan.lookup_length
-    )
+    proposer, length = with_lookup(draft.proposer(), plan.draft_length, plan.lookup_length)
     engine = Engine(target, proposer, max_rows=plan.batch_size, draft_length=length)
     params = SamplingParams(
         max_new_tokens=plan.max_new_tokens,

@@ -16,7 +16,8 @@ from draftsmith.corpus.prompts import Prompt, bundled_prompts, is_eval, read_jso
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.decoding.trace import position_counts
 from draftsmith.drafts.causal_lm import describe, identify_causal_lm, load_causal_lm
-from draftsmith.drafts.checkpoint import LoadedDraft, load_draft
+from draftsmith.drafts.checkpoint import load_draft
+from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.drafts.manifest import FILE_NAME, read_manifest
 from draftsmith.errors import CorpusError
 from draftsmith.evaluation.acceptance import (

@@ -14,7 +14,6 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from draftsmith.decoding import (
-    DraftModelProposer,
     Engine,
     LengthPolicy,
     LookupFirstProposer,
@@ -26,8 +25,7 @@ from draftsmith.decoding import (
     Trace,
     with_lookup,
 )
-from draftsmith.drafts.checkpoint import LoadedDraft, with_full_head
-from draftsmith.drafts.manifest import CAUSAL_LM
+from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.evaluation.timing import Arm
 
 _PADDING = 0
@@ -132,23 +130,21 @@ class Contestants:
         """Our engine with the draft; draft length 0 is the autoregressive baseline."""
         if draft_length == 0:
             return self._arm(NoProposer(), 0, max_new_tokens, batch_size)
-        proposer, length = with_lookup(self._proposer(), draft_length, self.lookup_length)
+        draft = self.draft.proposer()
+        proposer, length = with_lookup(draft, draft_length, self.lookup_length)
         return self._arm(proposer, length, max_new_tokens, batch_size)
 
     def adaptive(
         self, lengths: LengthPolicy, *, max_new_tokens: int, batch_size: int = 1
     ) -> EngineArm:
         """Our engine with the draft and copies, as long as `lengths` says."""
-        proposer = LookupFirstProposer(self._proposer(), lengths)
+        proposer = LookupFirstProposer(self.draft.proposer(), lengths)
         return self._arm(proposer, max(lengths.limit), max_new_tokens, batch_size)
 
     def prompt_lookup(self, draft_length: int, *, max_new_tokens: int) -> EngineArm:
         """Our engine with the free baseline; copies are as long as those of the pair."""
         length = self.lookup_length or draft_length
         return self._arm(PromptLookupProposer(), length, max_new_tokens, 1)
-
-    def _proposer(self) -> DraftModelProposer:
-        return DraftModelProposer(self.draft.model, self.draft.token_ids)
 
     def _arm(self, proposer: Proposer, length: int, max_new_tokens: int, rows: int) -> EngineArm:
         engine = Engine(self.target, proposer, max_rows=rows, draft_length=length)
@@ -160,7 +156,11 @@ class Contestants:
         return EngineArm(engine, params)
 
     def assisted(self, draft_length: int, *, max_new_tokens: int) -> Arm:
-        """Assisted generation of Transformers at a constant draft length."""
+        """Assisted generation of Transformers at a constant draft length.
+
+        Raises:
+            DraftError: Transformers cannot draft with this draft.
+        """
         return self.transformers(Rival(draft_length=draft_length), max_new_tokens=max_new_tokens)
 
     def transformers(self, rival: Rival = Rival(), *, max_new_tokens: int) -> Arm:  # noqa: B008
@@ -199,9 +199,7 @@ class Contestants:
         return options
 
     def _assistant(self, attention: str) -> PreTrainedModel:
-        draft = self.draft
-        is_whole = draft.manifest.family == CAUSAL_LM
-        return twin(draft.model if is_whole else with_full_head(draft, self.target), attention)
+        return twin(self.draft.as_causal_lm(self.target), attention)
 
     def _generate(
         self,

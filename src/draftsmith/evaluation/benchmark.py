@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from draftsmith.artifacts import digest_json, read_json, short, write_json
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.decoding import Lengths
-from draftsmith.drafts.checkpoint import LoadedDraft
+from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.adaptive import AdaptiveLengths
 from draftsmith.evaluation.arms import Contestants, EngineArm
@@ -121,7 +121,7 @@ class PairBench:
             for n in range(self.config.max_draft_length + 1)
         } | {
             f"assisted-{n}": self.contestants.assisted(n, max_new_tokens=tokens)
-            for n in self.config.assisted_lengths
+            for n in self._assisted_lengths
         }
         timings = interleave(arms, groups, self.on_phase("calibration", len(groups)))
         speeds = {name: timing.tokens_per_s for name, timing in timings.items()}
@@ -134,36 +134,46 @@ class PairBench:
             for n in range(1, self.config.max_draft_length + 1)
         ]
         best = max(lengths, key=lambda entry: entry["tokens_per_s"])
-        assisted = max(self.config.assisted_lengths, key=lambda n: speeds[f"assisted-{n}"])
+        assisted = max(self._assisted_lengths, key=lambda n: speeds[f"assisted-{n}"], default=None)
         return {
             "lengths": lengths,
             "draft_length": best["draft_length"],
             "assisted_length": assisted,
         }
 
+    @property
+    def _assisted_lengths(self) -> tuple[int, ...]:
+        """Of assisted generation; none where Transformers cannot draft with the draft."""
+        return self.config.assisted_lengths if self.contestants.draft.is_causal_lm else ()
+
     def _confirm(self, calibration: Mapping[str, Any]) -> dict[str, Any]:
-        """Four arms on other prompts, interleaved; the ratios are the evidence."""
+        """The arms on other prompts, interleaved; the ratios are the evidence."""
         tokens, length = self.config.max_new_tokens, int(calibration["draft_length"])
-        assisted = int(calibration["assisted_length"])
+        assisted = calibration["assisted_length"]
         arms: dict[str, Arm] = {
             "gamma_0": self.contestants.engine(0, max_new_tokens=tokens),
             "speculative": self.contestants.engine(length, max_new_tokens=tokens),
             "prompt_lookup": self.contestants.prompt_lookup(length, max_new_tokens=tokens),
             "transformers_generate": self.contestants.transformers(max_new_tokens=tokens),
-            "transformers_assisted": self.contestants.assisted(assisted, max_new_tokens=tokens),
         }
+        if assisted is not None:
+            arms["transformers_assisted"] = self.contestants.assisted(
+                assisted, max_new_tokens=tokens
+            )
         groups = [[ids] for ids in self._confirmation_prompts]
         timings = interleave(arms, groups, self.on_phase("confirmation", len(groups)))
         entries: dict[str, Any] = {
             name: {"tokens_per_s": timing.tokens_per_s} for name, timing in timings.items()
         }
-        entries["transformers_assisted"]["draft_length"] = assisted
+        if assisted is not None:
+            entries["transformers_assisted"]["draft_length"] = assisted
         return {
             "speedup": self._ratio(timings, "speculative", "gamma_0"),
             "arms": entries,
             "ratios": {
                 name: self._ratio(timings, *arms_of_ratio)
                 for name, arms_of_ratio in _RATIOS.items()
+                if timings.keys() >= set(arms_of_ratio)
             },
         }
 

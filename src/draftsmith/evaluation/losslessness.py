@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.decoding import (
-    DraftModelProposer,
     Engine,
     NoProposer,
     Proposer,
@@ -29,7 +28,7 @@ from draftsmith.decoding.acceptance import Proposal, Verdict, Verify
 from draftsmith.decoding.batch import pad_prompts
 from draftsmith.decoding.distribution import Distribution, draw
 from draftsmith.decoding.slot_model import SlotModel
-from draftsmith.drafts.checkpoint import LoadedDraft
+from draftsmith.drafts.joined import LoadedDraft
 
 _ROWS = 8
 
@@ -145,8 +144,7 @@ def greedy(
     proposer: Proposer = NoProposer()
     length = 0
     if draft is not None:
-        model = DraftModelProposer(draft.model, draft.token_ids)
-        proposer, length = with_lookup(model, test.draft_length, test.lookup_length)
+        proposer, length = with_lookup(draft.proposer(), test.draft_length, test.lookup_length)
     engine = Engine(target, proposer, max_rows=_ROWS, draft_length=length)
     if verify is not None:
         engine.verify = verify

@@ -18,7 +18,8 @@ from draftsmith.artifacts import digest_json
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.decoding import Event, Result
 from draftsmith.decoding.trace import accepted_fraction, position_counts
-from draftsmith.drafts.checkpoint import LoadedDraft, load_draft
+from draftsmith.drafts.checkpoint import load_draft
+from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.drafts.manifest import read_manifest
 from draftsmith.errors import EvidenceError
 from draftsmith.evaluation.acceptance import (

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from draftsmith.decoding import (
-    DraftModelProposer,
     Engine,
     Lengths,
     LookupFirstProposer,
@@ -33,7 +32,7 @@ from draftsmith.decoding.matching import VerifyMode
 from draftsmith.decoding.proposers import Proposer
 from draftsmith.decoding.request import require_known
 from draftsmith.decoding.trace import block_efficiency
-from draftsmith.drafts.checkpoint import LoadedDraft
+from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.errors import TargetError
 from draftsmith.evaluation.adaptive import AdaptiveLengths
 from draftsmith.evaluation.arms import Contestants
@@ -125,7 +124,7 @@ class Pair:
         self.draft_length, self.lookup_length = lengths
         self._costs = costs
         self._token_text = TokenText(target.tokenizer)
-        self._proposer = DraftModelProposer(draft.model, draft.token_ids)
+        self._proposer = draft.proposer()
 
     def generate(
         self,

@@ -1,0 +1,84 @@
+"""A draft beside its target, and all that differs between families when it is used.
+
+Who decodes, evaluates or measures asks here and nowhere else how a family drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftsmith.decoding import DraftModelProposer, FeatureProposer, Proposer
+from draftsmith.decoding.features import layer_inputs
+from draftsmith.drafts.eagle import EagleHead
+from draftsmith.drafts.manifest import CAUSAL_LM, DraftManifest
+from draftsmith.drafts.student import empty_student, own_parameter_names
+from draftsmith.errors import DraftError
+
+
+@dataclass(frozen=True)
+class LoadedDraft:
+    """A draft beside its target.
+
+    `token_ids` maps its output rows to the target's ids; None is the identity.
+    """
+
+    model: PreTrainedModel
+    token_ids: Tensor | None
+    manifest: DraftManifest
+
+    def proposer(self) -> Proposer:
+        """What an engine drafts with."""
+        if isinstance(self.model, EagleHead):
+            return FeatureProposer(self.model, self.model, self.token_ids)
+        return DraftModelProposer(self.model, self.token_ids)
+
+    def last_hidden(self, target: PreTrainedModel, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Last hidden states `[rows, width, hidden]` of target and draft on a text.
+
+        `head_logits` of either model makes the law of the next token from them.
+
+        Args:
+            target: The target.
+            token_ids: int64 `[rows, width]`, padded on the right.
+        """
+        model = self.model
+        layers = model.feature_layers if isinstance(model, EagleHead) else ()
+        with layer_inputs(target, layers) as features:
+            theirs: Tensor = target.base_model(
+                input_ids=token_ids, use_cache=False
+            ).last_hidden_state
+        if isinstance(model, EagleHead):
+            return theirs, model.last_hidden(token_ids, torch.cat(features, -1))
+        return theirs, model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+
+    @property
+    def is_causal_lm(self) -> bool:
+        """Whether it predicts from tokens alone, so that other engines can draft with it."""
+        return not isinstance(self.model, EagleHead)
+
+    def as_causal_lm(self, target: PreTrainedModel) -> PreTrainedModel:
+        """The draft for engines that know whole models only.
+
+        A student stands under the target's whole head: they know no trimmed vocabulary.
+
+        Raises:
+            DraftError: It is no model of its own; see `is_causal_lm`.
+        """
+        if not self.is_causal_lm:
+            raise DraftError(
+                "drafting with another engine",
+                found=f"a draft of family {self.manifest.family}, which reads the target's states",
+                expected="a causal language model",
+                remedy="use a recipe of family student where another engine is to draft",
+            )
+        if self.manifest.family == CAUSAL_LM:
+            return self.model
+        full = empty_student(self.model.config, target, None)
+        state = self.model.state_dict()
+        own = {name: state[name] for name in own_parameter_names(full)}
+        full.load_state_dict(own, strict=False)
+        return full

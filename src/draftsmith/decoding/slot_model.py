@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from draftsmith.decoding import attention
 from draftsmith.decoding.cache import SlotCache
+from draftsmith.decoding.steps import BuildStep, Inputs, Shape, StaticSteps, bucket
 from draftsmith.errors import DecodingError
 
 _SLOT_ROUNDING = 64
@@ -47,9 +48,11 @@ class SlotModel:
 
     Args:
         model: Causal LM in eval mode; its attention is switched to the slot attention.
+        steps: Compiles or captures decoding steps (`compiled()`, `graphed()`); None runs them as
+            they are. Prefills are wide and of any shape, so they always run as they are.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, steps: BuildStep | None = None) -> None:
         attention.register()
         self.config = model.config.get_text_config()
         self._windows = layer_windows(self.config)
@@ -64,13 +67,26 @@ class SlotModel:
         self._keeps_logits = "logits_to_keep" in parameters
         self.max_positions = int(getattr(self.config, "max_position_embeddings", 1 << 30))
         self.cache: SlotCache | None = None
+        self._steps = None if steps is None else StaticSteps(self._run, steps)
+
+    @classmethod
+    def of(cls, model: PreTrainedModel | SlotModel) -> SlotModel:
+        """The model over a cache, where it is not yet."""
+        return model if isinstance(model, SlotModel) else cls(model)
 
     def reserve(self, *, rows: int, slots: int) -> None:
-        """Provide a cache of at least this size; an existing larger one is kept."""
-        slots = -(-slots // _SLOT_ROUNDING) * _SLOT_ROUNDING
+        """Provide a cache of at least this size; an existing larger one is kept.
+
+        The last slot of a row is scratch, for steps of fixed shape; they may also be of more rows.
+        """
+        if self._steps is not None:
+            rows, slots = bucket(rows), slots + 1
+        slots = _rounded(slots)
         if self.cache is None or self.cache.rows < rows or self.cache.slots < slots:
             layers = int(self.config.num_hidden_layers)
             self.cache = SlotCache(layers, rows=rows, slots=slots)
+            if self._steps is not None:
+                self._steps.forget()
 
     def move_row(self, source: int, destination: int) -> None:
         """Copy a row's cache over another row's."""
@@ -110,19 +126,29 @@ class SlotModel:
         # masks fit no other attention.
         assert self.config._attn_implementation == attention.NAME, "attention was switched"
         positions = positions.clamp(max=self.max_positions - 1)
-        num_slots = min(-(-span // _SLOT_ROUNDING) * _SLOT_ROUNDING, self.cache.slots)
-        self.cache.begin(positions, first_row=first_row, num_slots=num_slots)
-        first_kept = 0 if keep is None else tokens.shape[1] - keep
+        is_step = first_row == 0 and keep != 0 and self.cache.is_initialized
+        if self._steps is None or not is_step:
+            num_slots = min(_rounded(span), self.cache.slots)
+            shape = Shape(*tokens.shape, num_slots, keep)
+            return self._run(Inputs(tokens, positions, positions), shape, first_row)
+        num_slots = min(_SLOT_ROUNDING * bucket(_rounded(span) // _SLOT_ROUNDING), self.cache.slots)
+        scratch = self.cache.slots - 1
+        return self._steps(tokens, positions, scratch=scratch, num_slots=num_slots, keep=keep)
+
+    def _run(self, inputs: Inputs, shape: Shape, first_row: int = 0) -> Tensor:
+        """A forward that depends on its shape, the tensors and the cache, and on nothing else."""
+        assert self.cache is not None
+        tokens, positions, places = inputs
+        self.cache.begin(places, first_row=first_row, num_slots=shape.num_slots)
+        first_kept = 0 if shape.num_kept is None else shape.width - shape.num_kept
         extra = {}
         if first_kept and self._keeps_logits:
             # Places, not a count: a count makes the model slice, and torch's bf16 CPU matmul over
             # a slice of several rows takes 20 to 700 times as long as over a copy.
-            extra["logits_to_keep"] = torch.arange(
-                first_kept, tokens.shape[1], device=tokens.device
-            )
+            extra["logits_to_keep"] = torch.arange(first_kept, shape.width, device=tokens.device)
         output = self.model(
             input_ids=tokens,
-            attention_mask=self._masks(positions, num_slots),
+            attention_mask=self._masks(positions, shape.num_slots),
             position_ids=positions,
             use_cache=True,
             **{self._cache_argument: self.cache},
@@ -147,6 +173,10 @@ class SlotModel:
             mask.masked_fill_(~visible, -torch.inf)
             masks[kind] = attention.pack_mask(mask, self._groups)
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _rounded(slots: int) -> int:
+    return -(-slots // _SLOT_ROUNDING) * _SLOT_ROUNDING
 
 
 def _require_interface(model: PreTrainedModel) -> None:

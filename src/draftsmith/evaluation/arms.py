@@ -23,9 +23,11 @@ from draftsmith.decoding import (
     Proposer,
     Request,
     SamplingParams,
+    SlotModel,
     Trace,
     with_lookup,
 )
+from draftsmith.decoding.steps import BuildStep
 from draftsmith.drafts.checkpoint import LoadedDraft, with_full_head
 from draftsmith.drafts.manifest import CAUSAL_LM
 from draftsmith.evaluation.timing import Arm
@@ -120,6 +122,7 @@ class Contestants:
         stop_ids: Ids that end a response.
         lookup_length: Tokens that our engine copies from the text in the place of a draft.
         temperature: Of every arm.
+        steps: How our engine's steps are compiled or captured; None runs them as they are.
     """
 
     target: PreTrainedModel
@@ -127,6 +130,7 @@ class Contestants:
     stop_ids: tuple[int, ...]
     lookup_length: int = 0
     temperature: float = 0.0
+    steps: BuildStep | None = None
 
     def engine(self, draft_length: int, *, max_new_tokens: int, batch_size: int = 1) -> EngineArm:
         """Our engine with the draft; draft length 0 is the autoregressive baseline."""
@@ -148,10 +152,11 @@ class Contestants:
         return self._arm(PromptLookupProposer(), length, max_new_tokens, 1)
 
     def _proposer(self) -> DraftModelProposer:
-        return DraftModelProposer(self.draft.model, self.draft.token_ids)
+        return DraftModelProposer(SlotModel(self.draft.model, self.steps), self.draft.token_ids)
 
     def _arm(self, proposer: Proposer, length: int, max_new_tokens: int, rows: int) -> EngineArm:
-        engine = Engine(self.target, proposer, max_rows=rows, draft_length=length)
+        target = SlotModel(self.target, self.steps)
+        engine = Engine(target, proposer, max_rows=rows, draft_length=length)
         params = SamplingParams(
             max_new_tokens=max_new_tokens,
             temperature=self.temperature,

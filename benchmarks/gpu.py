@@ -16,7 +16,7 @@ import logging
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from benchmarks.synthetic import prompts as random_prompts
 from draftsmith import provenance
 from draftsmith.artifacts import write_json
 from draftsmith.corpus.chat import make_chat
-from draftsmith.decoding import Lengths
+from draftsmith.decoding import Lengths, SlotModel, graphed
+from draftsmith.decoding.steps import BuildStep
 from draftsmith.decoding.trace import accepted_fraction, block_efficiency, position_counts
 from draftsmith.errors import DraftsmithError
 from draftsmith.evaluation.acceptance import in_turn
@@ -49,13 +50,15 @@ from draftsmith.targets.loading import load_target
 CELLS = ((1, 0.0), (32, 0.0), (8, 0.0), (1, 0.8), (32, 0.8), (8, 0.8))
 ASSISTED_LENGTHS = (2, 4, 6)
 PLAIN = "engine, no draft"
-GRAPHED = "engine, no draft, CUDA graphs"
+GRAPHED = "engine, CUDA graphs"
+UNGRAPHED = "engine, no draft, no CUDA graphs"
 SYNTHETIC = (
     "random weights: system cost only; acceptance is built into the weights, not measured of a "
     "trained draft"
 )
 _LEAST_PASSES = 3
 _MIN_CELL_S = 5.0
+_TRIED_TOKENS = 4
 _SEED = 0
 _LOG = logging.getLogger(__name__)
 
@@ -69,12 +72,14 @@ class Subject:
         prompts: Token ids.
         lookup_length: Longest copy from the text of an adaptive arm; 0 where texts never repeat.
         description: What the report says of it.
+        refused: What could not be done with it, and why.
     """
 
     contestants: Contestants
     prompts: list[list[int]]
     lookup_length: int
     description: dict[str, Any]
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -125,6 +130,24 @@ def _real(arguments: argparse.Namespace, device: torch.device) -> Subject:
     return Subject(contestants, in_turn(named), LOOKUP_LENGTH, description)
 
 
+def steps_for(device: torch.device) -> BuildStep | None:
+    """Captured steps where the device has them."""
+    return graphed() if device.type == "cuda" else None
+
+
+def with_graphs(subject: Subject) -> Subject:
+    """The subject with captured steps, where device and models allow it."""
+    pair = subject.contestants
+    steps = steps_for(pair.target.device)
+    if steps is None:
+        return dataclasses.replace(subject, refused={GRAPHED: "no CUDA device"})
+    captured = dataclasses.replace(pair, steps=steps)
+    arms = {GRAPHED: captured.engine(1, max_new_tokens=_TRIED_TOKENS)}
+    _, _, refused = usable(arms, subject.prompts[:1])
+    kept = pair if refused else captured
+    return dataclasses.replace(subject, contestants=kept, refused=refused)
+
+
 @dataclass(frozen=True)
 class Cell:
     """One batch size and temperature of a subject.
@@ -153,8 +176,8 @@ class Cell:
         """Isolated forwards over 1 to `longest + 1` positions."""
         pair = self.subject.contestants
         return forward_costs(
-            pair.target,
-            pair.draft.model,
+            SlotModel(pair.target, pair.steps),
+            SlotModel(pair.draft.model, pair.steps),
             range(1, max(self.longest, self.subject.lookup_length) + 2),
             batch_size=self.batch_size,
             context=self.context,
@@ -166,6 +189,8 @@ class Cell:
         pair = self.subject.contestants
         sizes = {"max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
         arms = {PLAIN: pair.engine(0, **sizes)}
+        if pair.steps is not None:
+            arms[UNGRAPHED] = dataclasses.replace(pair, steps=None).engine(0, **sizes)
         arms |= {f"engine, draft {n}": pair.engine(n, **sizes) for n in range(1, self.longest + 1)}
         table_of_costs = RoundCosts(
             (self.batch_size,), (self.context,), {(self.batch_size, self.context): costs}
@@ -234,7 +259,8 @@ def measure(cell: Cell, until: float) -> dict[str, Any]:
         "accepted_fraction": accepted_fraction(longest),
         "survival": survived.draft,
         "arms": entries,
-        "refused": refused | {GRAPHED: "not built"},
+        "captured": cell.subject.contestants.steps is not None,
+        "refused": refused | cell.subject.refused,
     }
 
 
@@ -290,7 +316,7 @@ def _optional(arm: Mapping[str, Any], key: str) -> str:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure cell by cell; the report so far is on disk after each."""
     budget = Budget(arguments.budget)
-    subject = _subject(arguments)
+    subject = with_graphs(_subject(arguments))
     report: dict[str, Any] = {
         "schema": 1,
         "device": provenance.device(),

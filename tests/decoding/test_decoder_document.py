@@ -17,11 +17,11 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "decoder.md").read_text(encodin
 
 @pytest.fixture(scope="module")
 def shown() -> dict:
-    """The names that the example leaves behind."""
-    (example,) = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
+    """The names that the examples leave behind."""
+    examples = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
     names: dict = {}
     with torch.random.fork_rng():
-        exec(compile(example, "docs/decoder.md", "exec"), names)
+        exec(compile("\n".join(examples), "docs/decoder.md", "exec"), names)
     return names
 
 
@@ -36,6 +36,10 @@ def test_the_examples_answers_are_the_targets_own(shown, continue_greedily):
 def test_the_examples_abort_returns_what_was_committed(shown):
     assert shown["left"].finish_reason == "abort"
     assert 1 <= len(shown["left"].token_ids) <= 4
+
+
+def test_the_engine_of_fixed_steps_is_made_as_shown(shown):
+    assert shown["engine"]._target._steps is not None
 
 
 def _named(table: str) -> set[str]:

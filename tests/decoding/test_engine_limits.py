@@ -314,8 +314,8 @@ def test_a_fault_takes_out_its_request_and_the_others_go_on(
     }
 
 
-@pytest.mark.parametrize("leave", ["abort", "open"])
-def test_nan_does_not_outlive_a_prompt_that_was_not_read_to_its_end(
+@pytest.mark.parametrize("leave", ["abort", "open", "fault"])
+def test_nan_does_not_outlive_a_prompt_that_was_read_in_pieces(
     llama, continue_greedily, fragile, leave
 ):
     params = SamplingParams(max_new_tokens=5)
@@ -323,8 +323,12 @@ def test_nan_does_not_outlive_a_prompt_that_was_not_read_to_its_end(
     assert [fragile.step(), fragile.step()] == [[], []]
     if leave == "abort":
         fragile.abort("bad")
-    else:
+    elif leave == "open":
         fragile.open(64, prefill_chunk=8)
+    else:
+        assert [fragile.step(), fragile.step()] == [[], []]
+        with pytest.raises(RequestFaultError, match="request bad, token 40"):
+            fragile.step()
     prompt = [(7 * place) % 60 for place in range(12)]
     fragile.submit([Request(str(index), prompt, params) for index in range(3)])
     answers = {}

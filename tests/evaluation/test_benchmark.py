@@ -158,12 +158,25 @@ class TestEntry:
         ):
             assert entry["ratios"][name]["mean"] == pytest.approx(speed[fast] / speed[slow])
 
-    def test_every_batch_size_is_measured_with_and_without_drafts(self, bench):
-        for part, size in zip(bench().run(SURVIVAL)["batch"], CONFIG.batch_sizes, strict=True):
-            assert (part["batch_size"], part["draft_length"]) == (size, 2)
-            assert part["speedup"] == pytest.approx(2.0, rel=1e-3)
+    def test_every_batch_size_is_measured_without_drafts_and_as_it_is_served(self, bench):
+        """To this clock a draft step costs as much as a target step: drafts pay in no batch."""
+        alone, together = bench().run(SURVIVAL)["batch"]
+        assert (alone["batch_size"], alone["draft_length"]) == (1, 2)
+        assert alone["speedup"] == pytest.approx(2.0, rel=1e-3)
+        assert (together["batch_size"], together["draft_length"]) == (2, 0)
+        assert together["lookup_length"] == 0
+        assert together["speedup"] == 1.0
+        for part in (alone, together):
             rate = part["baseline_tokens_per_s"] * part["speedup"]
             assert part["tokens_per_s"] == pytest.approx(rate)
+
+    def test_a_batch_is_served_at_the_lengths_that_promise_most(self, bench, contestants):
+        copying = dataclasses.replace(contestants, lookup_length=5)
+        survival = Survival(SURVIVAL.draft, copied_share=0.5, copied=[0.9, 0.9, 0.9, 0.8, 0.8])
+        alone, together = bench(contestants=copying).run(survival)["batch"]
+        assert (alone["draft_length"], alone["lookup_length"]) == (2, 5)
+        assert (together["draft_length"], together["lookup_length"]) == (1, 5)
+        assert together["speedup"] == pytest.approx(1 / 0.8, rel=1e-3)  # of draft length 1
 
     def test_lengths_that_adapt_are_measured_where_there_is_a_batch(self, bench):
         alone, together = bench().run(SURVIVAL)["batch"]

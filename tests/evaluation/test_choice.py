@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from draftsmith.errors import EvidenceError
-from draftsmith.evaluation.choice import best_recipe, losers
+from draftsmith.evaluation.choice import best_recipe, losers, served_lengths
 
 
 def benchmark(**speedups):
@@ -31,3 +31,31 @@ def test_a_slowdown_is_chosen_when_there_is_nothing_better():
 def test_a_benchmark_without_recipes_is_refused():
     with pytest.raises(EvidenceError, match="recipes"):
         best_recipe(benchmark())
+
+
+MEASURED = {
+    "draft_length": 3,
+    "lookup_length": 5,
+    "batch": [
+        {"batch_size": 16, "draft_length": 0, "lookup_length": 0},
+        {"batch_size": 4, "draft_length": 2, "lookup_length": 1},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths"),
+    [(1, (3, 5)), (2, (2, 1)), (4, (2, 1)), (5, (0, 0)), (16, (0, 0)), (64, (0, 0))],
+)
+def test_a_pair_is_served_at_the_lengths_of_its_batch_size(rows, lengths):
+    assert served_lengths(MEASURED, rows=rows) == lengths
+
+
+def test_a_batch_that_was_not_measured_is_served_as_one_request_is():
+    assert served_lengths({**MEASURED, "batch": []}, rows=8) == (3, 5)
+    assert served_lengths({}, rows=8) == (2, 0)
+
+
+def test_records_that_say_nothing_of_copies_in_a_batch_hold_for_those_at_one():
+    old = {"draft_length": 1, "lookup_length": 5, "batch": [{"batch_size": 4, "draft_length": 1}]}
+    assert served_lengths(old, rows=4) == (1, 5)

@@ -7,6 +7,7 @@ from draftsmith.evaluation.cost_model import (
     ForwardCosts,
     RoundCosts,
     Survival,
+    best_lengths,
     break_even_tokens,
     conditional_acceptance,
     expected_accepted,
@@ -75,6 +76,45 @@ def test_copied_rounds_count_by_their_share_and_need_no_draft_step():
     assert predicted_speedup(mixed, 1, COSTS) == pytest.approx(
         expected_tokens(mixed, 1) * 20 / round_ms
     )
+
+
+def test_a_round_of_a_batch_is_as_wide_as_its_longest_row():
+    mixed = Survival([0.5], copied_share=0.25, copied=[0.8, 0.6])
+    nobody, everybody = 0.75**4, 0.25**4
+    round_ms = nobody * 23 + everybody * 22 + (1 - nobody - everybody) * 24
+    tokens = expected_tokens(mixed, 1)
+    assert predicted_speedup(mixed, 1, COSTS, rows=4) == pytest.approx(tokens * 20 / round_ms)
+
+
+def test_copies_of_a_batch_that_never_copies_cost_nothing():
+    alone = Survival([0.5], copied_share=0.0, copied=[0.8, 0.6])
+    assert predicted_speedup(alone, 1, COSTS, rows=16) == predicted_speedup(SURVIVAL, 1, COSTS)
+
+
+def batch_costs(rows):
+    """A verification that is paid by position, as on a machine that is busy with few of them."""
+    verify = {width: 15.0 + rows * width for width in range(1, 8)}
+    return ForwardCosts(verify[1], 2.0 + 0.2 * rows, verify)
+
+
+def test_lengths_that_promise_most_fall_with_the_batch_to_none():
+    survived = Survival([0.5, 0.25, 0.12], copied_share=0.2, copied=[0.8, 0.6, 0.5, 0.3, 0.2])
+    found = [
+        best_lengths(survived, batch_costs(rows), (3, 5), rows=rows) for rows in (1, 4, 16, 64)
+    ]
+    assert found[0] == (1, 5)
+    assert found[-1] == (0, 0)
+    drafts, copies = zip(*found, strict=True)
+    assert sorted(drafts, reverse=True) == list(drafts)
+    assert sorted(copies, reverse=True) == list(copies)
+    assert len(set(copies)) > 2
+
+
+def test_lengths_that_promise_hardly_anything_are_none():
+    costs = ForwardCosts(20.0, 0.0, {1: 20.0, 2: 29.6})
+    assert best_lengths(Survival([0.5]), costs, (1, 0), rows=4) == (0, 0)
+    cheaper = ForwardCosts(20.0, 0.0, {1: 20.0, 2: 29.0})
+    assert best_lengths(Survival([0.5]), cheaper, (1, 0), rows=4) == (1, 0)
 
 
 @pytest.mark.parametrize(

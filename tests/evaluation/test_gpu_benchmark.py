@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu
+from draftsmith.decoding import graphed
+from draftsmith.errors import DecodingError
+from tests.decoding.test_steps import on_cpu
 from tests.tiny_target import write_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +73,7 @@ def check(cell, text):
     assert arms["engine, no draft"]["speedup"]["mean"] == pytest.approx(1)
     assert arms["engine, draft 2"]["predicted_speedup"] > 0
     assert set(cell["costs"]["verify_ms"]) == {"1", "2", "3"}
-    assert cell["refused"] == {gpu.GRAPHED: "not built"}
+    assert cell["refused"] == {gpu.GRAPHED: "no CUDA device"}
     assert cell["passes"] == 3
 
 
@@ -86,6 +89,29 @@ def test_a_real_pair_is_measured_with_its_own_stops_and_copies(checkpoint, draft
     names = {arm["name"] for arm in measured["arms"]}
     assert "engine, adaptive, copies first" in names
     assert report["pair"]["target_digest"]
+
+
+def test_where_steps_can_be_captured_all_of_ours_are_and_one_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "steps_for", lambda device: graphed(on_cpu))
+    out = tmp_path / "gpu.json"
+    cell = ("--batch-sizes", "3", "--temperatures", "0", *QUICK, "--max-draft-length", "1")
+    assert gpu.main([*TINY, *cell, "--out", str(out)]) == 0
+    (measured,) = json.loads(out.read_text())["cells"]
+    assert (measured["captured"], measured["refused"]) == (True, {})
+    arms = {arm["name"]: arm for arm in measured["arms"]}
+    assert arms[gpu.UNGRAPHED]["tau"] == arms[gpu.PLAIN]["tau"] == 1
+    assert arms["engine, draft 1"]["tau"] > 1.3  # accepted as often as stated
+
+
+def test_models_that_cannot_be_captured_are_measured_as_they_are(tmp_path, monkeypatch):
+    def capture(action):
+        raise DecodingError("capturing", found="a wait", expected="none", remedy="no graphs")
+
+    monkeypatch.setattr(gpu, "steps_for", lambda device: graphed(capture))
+    arguments = gpu._arguments([*TINY, "--out", str(tmp_path / "gpu.json")])
+    subject = gpu.with_graphs(gpu._subject(arguments))
+    assert subject.contestants.steps is None
+    assert "found a wait" in subject.refused[gpu.GRAPHED]
 
 
 def test_what_was_measured_is_kept_when_the_run_is_cut_short(tmp_path, monkeypatch):

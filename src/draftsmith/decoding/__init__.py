@@ -16,6 +16,8 @@ from draftsmith.decoding.proposers import (
     with_lookup,
 )
 from draftsmith.decoding.request import Event, Request, Result, Sampling, SamplingParams
+from draftsmith.decoding.slot_model import SlotModel
+from draftsmith.decoding.steps import compiled, graphed
 from draftsmith.decoding.stopping import StopStrings
 from draftsmith.decoding.token_text import TokenText
 from draftsmith.decoding.trace import Trace
@@ -37,8 +39,11 @@ __all__ = [
     "Result",
     "Sampling",
     "SamplingParams",
+    "SlotModel",
     "StopStrings",
     "TokenText",
     "Trace",
+    "compiled",
+    "graphed",
     "with_lookup",
 ]

@@ -18,6 +18,7 @@ from draftsmith.decoding.proposers import Proposer
 from draftsmith.decoding.slot_model import SlotModel
 
 PREFILL_CHUNK = 512  # so wide a forward keeps a device busy; a wider one only stalls others longer
+_FORWARD = 128  # what a forward more costs, in positions that it must save to be worth it
 _REFILL_SHARE = 8  # while more wait than rows are free, an eighth of the rows enters at once
 
 
@@ -78,11 +79,11 @@ class Admission:
         whole = self._next(len(batch))
         if self._reading is not None:
             self._read_piece(self._reading, batch)
-        if whole:
-            self._read([row.token_ids for row in whole], first_row=len(batch))
-        for row in whole:
-            self._waiting.remove(row)
-            batch.append(row)
+        for group in alike(whole):
+            self._read([row.token_ids for row in group], first_row=len(batch))
+            for row in group:
+                self._waiting.remove(row)
+                batch.append(row)
 
     def _next(self, num_in_flight: int) -> list[Row]:
         """The first in line that are read whole in this step; begins with a long one among them.
@@ -128,6 +129,7 @@ class Admission:
             if len(batch) != last_row:
                 self._target.move_row(last_row, len(batch))
                 self._proposer.move_row(last_row, len(batch))
+                self._target.clear_row(last_row)  # nobody has looked at its logits yet
             batch.append(row)
 
     def _read(self, texts: list[list[int]], *, first_row: int, start: int = 0) -> None:
@@ -144,3 +146,24 @@ class Admission:
             # Nobody has looked at its logits: NaN there would outlive it.
             self._target.clear_row(self._num_rows - 1)
             self._reading = None
+
+
+def alike(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows by length, cut into groups that are read together, each padded to its longest.
+
+    Cut where that saves more positions than the forwards cost that it adds.
+    """
+    ordered = sorted(rows, key=lambda row: len(row.token_ids))
+    costs, cuts = [0], [0]  # of the first n rows: positions, and where their last group begins
+    for end, row in enumerate(ordered, start=1):
+        by_start = [
+            costs[start] + (end - start) * len(row.token_ids) + _FORWARD for start in range(end)
+        ]
+        costs.append(min(by_start))
+        cuts.append(by_start.index(costs[-1]))
+    groups = []
+    end = len(ordered)
+    while end:
+        groups.append(ordered[cuts[end] : end])
+        end = cuts[end]
+    return groups[::-1]

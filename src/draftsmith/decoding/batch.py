@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.decoding.distribution import SamplingTensors
+from draftsmith.decoding.ngrams import NgramIndex
 from draftsmith.decoding.penalties import History, Penalties, penalise
 from draftsmith.decoding.randomness import Purpose, request_key
 from draftsmith.decoding.request import Request
@@ -22,12 +23,14 @@ from draftsmith.decoding.trace import Trace
 class Row:
     """A request in flight.
 
-    `token_ids` holds prompt and committed tokens; the last one is not in the cache yet.
+    `token_ids` holds prompt and committed tokens; the last one is not in the cache yet. `ngrams` is
+    of these tokens, wherever the row goes.
     """
 
     request: Request
     token_ids: list[int]
     trace: Trace = field(default_factory=Trace)
+    ngrams: NgramIndex = field(default_factory=NgramIndex)
 
     @property
     def answer_ids(self) -> list[int]:

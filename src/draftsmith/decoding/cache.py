@@ -112,7 +112,7 @@ class SlotCache(Cache):
     def begin(self, positions: Tensor, *, first_row: int, num_slots: int) -> None:
         """Prepare a forward.
 
-        It writes `positions` (int64 `[num_rows, width]`) and reads the first `num_slots` slots.
+        It writes the slots `positions` (int64 `[num_rows, width]`) and reads the first `num_slots`.
         """
         self.writes.begin(positions, first_row=first_row, num_slots=num_slots)
 

@@ -37,7 +37,8 @@ class Engine:
     """Decodes requests with a target and a proposer.
 
     Args:
-        target: Causal LM whose distribution is served.
+        target: Causal LM whose distribution is served; as a `SlotModel` where its steps are to be
+            compiled or captured.
         proposer: Who drafts.
         max_rows: Requests in flight at once.
         draft_length: Most tokens proposed in a round; 0 is autoregressive decoding. Where the
@@ -54,7 +55,7 @@ class Engine:
 
     def __init__(
         self,
-        target: PreTrainedModel,
+        target: PreTrainedModel | SlotModel,
         proposer: Proposer,
         *,
         max_rows: int,
@@ -64,7 +65,7 @@ class Engine:
     ) -> None:
         _require_at_least("max_rows", max_rows, least=1)
         _require_at_least("draft_length", draft_length, least=0)
-        self._target = SlotModel(target)
+        self._target = SlotModel.of(target)
         self._target.reader = reader_of(proposer)
         self._proposer = proposer
         self.max_rows = max_rows

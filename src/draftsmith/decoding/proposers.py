@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.decoding.acceptance import Proposal
-from draftsmith.decoding.batch import Batch, pad_prompts, to_device
+from draftsmith.decoding.batch import Batch, Row, pad_prompts, to_device
 from draftsmith.decoding.distribution import Dense, Distribution, OneHot, densify
 from draftsmith.decoding.draft_length import FixedLengths, LengthPolicy, Lengths
 from draftsmith.decoding.drafting import Drafts
@@ -87,13 +87,13 @@ class DraftModelProposer:
     """Drafts with a causal LM over the target's vocabulary or a part of it.
 
     Args:
-        model: The draft.
+        model: The draft; as a `SlotModel` where its steps are to be compiled or captured.
         token_ids: int64 `[entries]`: the target's id of each of the draft's output rows; None is
             the identity.
     """
 
-    def __init__(self, model: PreTrainedModel, token_ids: Tensor | None = None) -> None:
-        self._slots = SlotModel(model)
+    def __init__(self, model: PreTrainedModel | SlotModel, token_ids: Tensor | None = None) -> None:
+        self._slots = SlotModel.of(model)
         self._token_ids = None if token_ids is None else token_ids.to(self._slots.device)
         self._num_cached: list[int] = []
         self.max_positions = self._slots.max_positions
@@ -171,16 +171,15 @@ class PromptLookupProposer:
     def find(self, batch: Batch, counts: list[int]) -> list[list[int]]:
         """What followed in every row's text; empty where nothing matches or nothing is asked."""
         return [
-            self._lookup(row.token_ids, count) if count else []
+            self._lookup(row, count) if count else []
             for row, count in zip(batch.rows, counts, strict=True)
         ]
 
-    def _lookup(self, token_ids: list[int], count: int) -> list[int]:
+    def _lookup(self, row: Row, count: int) -> list[int]:
         for size in self._sizes:
-            suffix = token_ids[-size:]
-            for start in range(len(token_ids) - size - 1, -1, -1):
-                if token_ids[start : start + size] == suffix:
-                    return token_ids[start + size : start + size + count]
+            place = row.ngrams.find(row.token_ids, size)
+            if place is not None:
+                return row.token_ids[place : place + count]
         return []
 
     def observe(self, batch: Batch) -> None:

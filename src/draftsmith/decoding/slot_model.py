@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from draftsmith.decoding import attention
 from draftsmith.decoding.cache import SlotCache
 from draftsmith.decoding.features import FeatureReader, layer_inputs
+from draftsmith.decoding.steps import BuildStep, Inputs, Shape, StaticSteps, bucket
 from draftsmith.errors import DecodingError
 
 _SLOT_ROUNDING = 64
@@ -48,6 +49,9 @@ class SlotModel:
 
     Args:
         model: Causal LM in eval mode; its attention is switched to the slot attention.
+        steps: Compiles or captures decoding steps (`compiled()`, `graphed()`); None runs them as
+            they are. Prefills are wide and of any shape, so they always run as they are, and so
+            does every forward whose features are read.
 
     Attributes:
         reader: Gets the features of every forward; None is nobody.
@@ -55,7 +59,7 @@ class SlotModel:
 
     reader: FeatureReader | None = None
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, steps: BuildStep | None = None) -> None:
         attention.register()
         self.config = model.config.get_text_config()
         self._windows = layer_windows(self.config)
@@ -69,13 +73,26 @@ class SlotModel:
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.max_positions = int(getattr(self.config, "max_position_embeddings", 1 << 30))
         self.cache: SlotCache | None = None
+        self._steps = None if steps is None else StaticSteps(self._run, steps)
+
+    @classmethod
+    def of(cls, model: PreTrainedModel | SlotModel) -> SlotModel:
+        """The model over a cache, where it is not yet."""
+        return model if isinstance(model, SlotModel) else cls(model)
 
     def reserve(self, *, rows: int, slots: int) -> None:
-        """Provide a cache of at least this size; an existing larger one is kept."""
-        slots = -(-slots // _SLOT_ROUNDING) * _SLOT_ROUNDING
+        """Provide a cache of at least this size; an existing larger one is kept.
+
+        The last slot of a row is scratch, for steps of fixed shape; they may also be of more rows.
+        """
+        if self._steps is not None:
+            rows, slots = bucket(rows), slots + 1
+        slots = _rounded(slots)
         if self.cache is None or self.cache.rows < rows or self.cache.slots < slots:
             layers = int(self.config.num_hidden_layers)
             self.cache = SlotCache(layers, rows=rows, slots=slots)
+            if self._steps is not None:
+                self._steps.forget()
 
     def move_row(self, source: int, destination: int) -> None:
         """Copy a row's cache over another row's."""
@@ -110,9 +127,16 @@ class SlotModel:
         Returns:
             `[rows, width or keep, vocab]` in the model's dtype.
         """
-        output = self.run(tokens, positions, span=span, first_row=first_row, keep=keep)
-        logits: Tensor = output.logits
-        return logits if keep is None else logits[:, logits.shape[1] - keep :]
+        assert self.cache is not None, "reserve() comes first"
+        is_step = first_row == 0 and keep != 0 and self.cache.is_initialized
+        if self._steps is None or self.reader is not None or not is_step:
+            output = self.run(tokens, positions, span=span, first_row=first_row, keep=keep)
+            return _kept(output.logits, keep)
+        self._require_slot_attention()
+        positions = positions.clamp(max=self.max_positions - 1)
+        num_slots = min(_SLOT_ROUNDING * bucket(_rounded(span) // _SLOT_ROUNDING), self.cache.slots)
+        scratch = self.cache.slots - 1
+        return self._steps(tokens, positions, scratch=scratch, num_slots=num_slots, keep=keep)
 
     def run(  # noqa: PLR0913  those of `forward`, and what else the model reads
         self,
@@ -122,7 +146,7 @@ class SlotModel:
         span: int,
         first_row: int = 0,
         keep: int | None = None,
-        **inputs: Tensor,
+        **more: Tensor,
     ) -> Any:  # noqa: ANN401  the outputs of Transformers' classes share no useful type
         """The model's output, for models that read or return more than others.
 
@@ -130,28 +154,38 @@ class SlotModel:
         cannot choose makes logits of all tokens, whatever `keep` says.
         """
         assert self.cache is not None, "reserve() comes first"
+        self._require_slot_attention()
+        positions = positions.clamp(max=self.max_positions - 1)
+        shape = Shape(*tokens.shape, min(_rounded(span), self.cache.slots), keep)
+        return self._output(Inputs(tokens, positions, positions), shape, first_row, **more)
+
+    def _require_slot_attention(self) -> None:
         # A configuration object shared with another model would switch this one too, and packed
         # masks fit no other attention.
         assert self.config._attn_implementation == attention.NAME, "attention was switched"
-        positions = positions.clamp(max=self.max_positions - 1)
-        num_slots = min(-(-span // _SLOT_ROUNDING) * _SLOT_ROUNDING, self.cache.slots)
-        self.cache.begin(positions, first_row=first_row, num_slots=num_slots)
-        first_kept = 0 if keep is None else tokens.shape[1] - keep
+
+    def _run(self, inputs: Inputs, shape: Shape) -> Tensor:
+        """A forward that depends on its shape, the tensors and the cache, and on nothing else."""
+        return _kept(self._output(inputs, shape, 0).logits, shape.num_kept)
+
+    def _output(self, inputs: Inputs, shape: Shape, first_row: int, **more: Tensor) -> Any:  # noqa: ANN401
+        assert self.cache is not None
+        tokens, positions, places = inputs
+        self.cache.begin(places, first_row=first_row, num_slots=shape.num_slots)
+        first_kept = 0 if shape.num_kept is None else shape.width - shape.num_kept
         if first_kept and self._keeps_logits:
             # Places, not a count: a count makes the model slice, and torch's bf16 CPU matmul over
             # a slice of several rows takes 20 to 700 times as long as over a copy.
-            inputs["logits_to_keep"] = torch.arange(
-                first_kept, tokens.shape[1], device=tokens.device
-            )
+            more["logits_to_keep"] = torch.arange(first_kept, shape.width, device=tokens.device)
         layers = () if self.reader is None else self.reader.feature_layers
         with layer_inputs(self.model, layers) as features:
             output = self.model(
                 input_ids=tokens,
-                attention_mask=self._masks(positions, num_slots),
+                attention_mask=self._masks(positions, shape.num_slots),
                 position_ids=positions,
                 use_cache=True,
                 **{self._cache_argument: self.cache},
-                **inputs,
+                **more,
             )
         if self.reader is not None:
             self.reader.read(torch.cat(features, -1), positions, first_row=first_row)
@@ -175,10 +209,19 @@ class SlotModel:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
+def _kept(logits: Tensor, keep: int | None) -> Tensor:
+    """The last `keep` places; a model that can choose made no others."""
+    return logits if keep is None else logits[:, logits.shape[1] - keep :]
+
+
 def cache_argument(model: PreTrainedModel) -> str:
     """What the model's body calls its cache; the name changed in Transformers 5."""
     parameters = inspect.signature(model.base_model.forward).parameters
     return "cache" if "cache" in parameters else "past_key_values"
+
+
+def _rounded(slots: int) -> int:
+    return -(-slots // _SLOT_ROUNDING) * _SLOT_ROUNDING
 
 
 def _require_interface(model: PreTrainedModel) -> None:

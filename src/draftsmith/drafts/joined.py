@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftsmith.decoding import DraftModelProposer, FeatureProposer, Proposer
+from draftsmith.decoding import DraftModelProposer, FeatureProposer, Proposer, SlotModel
 from draftsmith.decoding.features import layer_inputs
+from draftsmith.decoding.steps import BuildStep
 from draftsmith.drafts.eagle import EagleHead
 from draftsmith.drafts.manifest import CAUSAL_LM, DraftManifest
 from draftsmith.drafts.student import empty_student, own_parameter_names
@@ -30,11 +31,15 @@ class LoadedDraft:
     token_ids: Tensor | None
     manifest: DraftManifest
 
-    def proposer(self) -> Proposer:
-        """What an engine drafts with."""
+    def proposer(self, steps: BuildStep | None = None) -> Proposer:
+        """What an engine drafts with.
+
+        Args:
+            steps: Compiles or captures the steps of a causal language model.
+        """
         if isinstance(self.model, EagleHead):
             return FeatureProposer(self.model, self.model, self.token_ids)
-        return DraftModelProposer(self.model, self.token_ids)
+        return DraftModelProposer(SlotModel(self.model, steps), self.token_ids)
 
     def last_hidden(self, target: PreTrainedModel, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Last hidden states `[rows, width, hidden]` of target and draft on a text.

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from draftsmith.decoding import Lengths
 from draftsmith.decoding.batch import Batch
 from draftsmith.evaluation.cost_model import (
+    LEAST_GAIN,
     ForwardCosts,
     RoundCosts,
     Survival,
@@ -29,7 +30,6 @@ _PRIOR_WEIGHT = 8.0
 _ROW_WEIGHT = 4.0  # expected acceptances until a row's own count weighs as much as that of all rows
 _UNKNOWN = 0.5  # acceptance where nothing was measured
 _LEAST_BELIEF = 0.05  # what was never accepted in a sample is still tried when the rest goes well
-_LEAST_GAIN = 1.02  # another draft length must promise so much more, or the choice would flutter
 _LEAST_LULL = 32  # rounds without drafts teach nothing; after so many at least, one tries again,
 _TRY_SHARE = 0.01  # and so rarely that tries cost no more than this share of the time
 
@@ -148,7 +148,7 @@ class AdaptiveLengths:
             (lengths for lengths in rates if lengths.draft == self._draft_length),
             key=rates.__getitem__,
         )
-        if rates[best] <= rates[steady] * _LEAST_GAIN:
+        if rates[best] <= rates[steady] * LEAST_GAIN:  # else the choice would flutter
             best = steady
         self._draft_length = best.draft
         return self._tried(best, can_copy=any(copies), costs=costs)

@@ -22,9 +22,11 @@ from draftsmith.decoding import (
     Proposer,
     Request,
     SamplingParams,
+    SlotModel,
     Trace,
     with_lookup,
 )
+from draftsmith.decoding.steps import BuildStep
 from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.evaluation.timing import Arm
 
@@ -118,6 +120,7 @@ class Contestants:
         stop_ids: Ids that end a response.
         lookup_length: Tokens that our engine copies from the text in the place of a draft.
         temperature: Of every arm.
+        steps: How our engine's steps are compiled or captured; None runs them as they are.
     """
 
     target: PreTrainedModel
@@ -125,12 +128,13 @@ class Contestants:
     stop_ids: tuple[int, ...]
     lookup_length: int = 0
     temperature: float = 0.0
+    steps: BuildStep | None = None
 
     def engine(self, draft_length: int, *, max_new_tokens: int, batch_size: int = 1) -> EngineArm:
         """Our engine with the draft; draft length 0 is the autoregressive baseline."""
         if draft_length == 0:
             return self._arm(NoProposer(), 0, max_new_tokens, batch_size)
-        draft = self.draft.proposer()
+        draft = self.draft.proposer(self.steps)
         proposer, length = with_lookup(draft, draft_length, self.lookup_length)
         return self._arm(proposer, length, max_new_tokens, batch_size)
 
@@ -138,7 +142,7 @@ class Contestants:
         self, lengths: LengthPolicy, *, max_new_tokens: int, batch_size: int = 1
     ) -> EngineArm:
         """Our engine with the draft and copies, as long as `lengths` says."""
-        proposer = LookupFirstProposer(self.draft.proposer(), lengths)
+        proposer = LookupFirstProposer(self.draft.proposer(self.steps), lengths)
         return self._arm(proposer, max(lengths.limit), max_new_tokens, batch_size)
 
     def prompt_lookup(self, draft_length: int, *, max_new_tokens: int) -> EngineArm:
@@ -147,7 +151,8 @@ class Contestants:
         return self._arm(PromptLookupProposer(), length, max_new_tokens, 1)
 
     def _arm(self, proposer: Proposer, length: int, max_new_tokens: int, rows: int) -> EngineArm:
-        engine = Engine(self.target, proposer, max_rows=rows, draft_length=length)
+        target = SlotModel(self.target, self.steps)
+        engine = Engine(target, proposer, max_rows=rows, draft_length=length)
         params = SamplingParams(
             max_new_tokens=max_new_tokens,
             temperature=self.temperature,

@@ -6,6 +6,7 @@ the same engine without drafts and with Transformers.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from draftsmith.evaluation.arms import Contestants, EngineArm
 from draftsmith.evaluation.cost_model import (
     ForwardCosts,
     Survival,
+    best_lengths,
     expected_tokens,
     predicted_speedup,
 )
@@ -200,35 +202,53 @@ class PairBench:
         }
 
     def _batches(self, length: int, survival: Survival) -> dict[str, Any]:
-        """Our engine with and without drafts at several batch sizes, and with lengths that adapt.
-
-        At batch 1 the calibrated length is what adapting would find.
-        """
-        tokens = self.config.batch_tokens
+        """Our engine at several batch sizes: without drafts, as it is served, and adapting."""
         done = self.on_phase("batches", len(self.config.batch_sizes))
         entries = []
         for size in self.config.batch_sizes:
-            arms = {
-                name: self.contestants.engine(n, max_new_tokens=tokens, batch_size=size)
-                for name, n in (("plain", 0), ("speculative", length))
-            }
-            if size > 1:
-                arms["adaptive"] = self._adaptive(size, survival)
+            lengths, arms = self._batch_arms(size, length, survival)
             timings = interleave(arms, self._batch_groups(size) * 2)
             speeds = {name: timing.tokens_per_s for name, timing in timings.items()}
+            plain = speeds["plain"]
+            served = speeds.get("speculative", plain)
             entry = {
                 "batch_size": size,
-                "draft_length": length,
-                "tokens_per_s": speeds["speculative"],
-                "baseline_tokens_per_s": speeds["plain"],
-                "speedup": speeds["speculative"] / speeds["plain"],
+                "draft_length": lengths.draft,
+                "lookup_length": lengths.copy,
+                "tokens_per_s": served,
+                "baseline_tokens_per_s": plain,
+                "speedup": served / plain,
             }
-            if size > 1:
+            if "adaptive" in speeds:
                 entry["adaptive_tokens_per_s"] = speeds["adaptive"]
-                entry["adaptive_speedup"] = speeds["adaptive"] / speeds["plain"]
+                entry["adaptive_speedup"] = speeds["adaptive"] / plain
             entries.append(entry)
             done(1)
         return {"batches": entries}
+
+    def _batch_arms(
+        self, size: int, length: int, survival: Survival
+    ) -> tuple[Lengths, dict[str, EngineArm]]:
+        """The lengths of this batch size, and the arms; without drafts there is only the plain one.
+
+        At batch 1 the lengths are those that were calibrated, which is what adapting would find; at
+        others what was measured of acceptance and costs decides.
+        """
+        pair = self.contestants
+        sizes = {"max_new_tokens": self.config.batch_tokens, "batch_size": size}
+        lengths = Lengths(length, pair.lookup_length)
+        arms = {"plain": pair.engine(0, **sizes)}
+        if size > 1:
+            limit = Lengths(self.config.max_draft_length, pair.lookup_length)
+            grid = Grid((size,), (_COST_CONTEXT,), max(limit) + 1)
+            costs = round_costs(pair.target, pair.draft.model, grid)
+            at = costs.at(rows=size, context=_COST_CONTEXT)
+            lengths = Lengths(*best_lengths(survival, at, limit, rows=size))
+            arms["adaptive"] = pair.adaptive(AdaptiveLengths(costs, limit, survival), **sizes)
+        if lengths.draft:
+            served = dataclasses.replace(pair, lookup_length=lengths.copy)
+            arms["speculative"] = served.engine(lengths.draft, **sizes)
+        return lengths, arms
 
     def _batch_groups(self, size: int) -> list[list[list[int]]]:
         """One or two full batches; prompts come again where there are too few."""
@@ -236,16 +256,6 @@ class PairBench:
         count = max(1, min(2, len(prompts) // size))
         cycle = [prompts[i % len(prompts)] for i in range(count * size)]
         return [cycle[i * size : (i + 1) * size] for i in range(count)]
-
-    def _adaptive(self, size: int, survival: Survival) -> EngineArm:
-        limit = Lengths(self.config.max_draft_length, self.contestants.lookup_length)
-        grid = Grid((size,), (_COST_CONTEXT,), max(limit) + 1)
-        costs = round_costs(self.contestants.target, self.contestants.draft.model, grid)
-        return self.contestants.adaptive(
-            AdaptiveLengths(costs, limit, survival),
-            max_new_tokens=self.config.batch_tokens,
-            batch_size=size,
-        )
 
     def _prediction(
         self, survival: Survival, length: int, costs: Mapping[str, Any]

@@ -1,6 +1,6 @@
-"""Which recipe is proposed: the fastest on this device.
+"""What measured speed decides: which recipe is proposed, and at which lengths it is served.
 
-The drift and the register stage must agree, so the rule lives here.
+The drift and the register stage must agree on the recipe, so the rule lives here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftsmith.errors import EvidenceError
+
+_UNMEASURED_LENGTH = 2
 
 
 def best_recipe(benchmark: Mapping[str, Any]) -> str:
@@ -26,6 +28,22 @@ def best_recipe(benchmark: Mapping[str, Any]) -> str:
             remedy="name a recipe under `recipes` in params.yaml and rerun `dvc repro`",
         )
     return max(sorted(recipes), key=lambda name: recipes[name]["speedup"]["mean"])
+
+
+def served_lengths(measured: Mapping[str, Any], *, rows: int) -> tuple[int, int]:
+    """Draft and copy length of a pair at a batch size; (0, 0) where drafts did not pay.
+
+    Args:
+        measured: A recipe's entry of reports/benchmark.json; empty where nothing was measured.
+        rows: Requests that are decoded together. Between two measured sizes the larger one counts,
+            beyond all of them the largest.
+    """
+    batches = sorted(measured.get("batch", ()), key=lambda entry: int(entry["batch_size"]))
+    entry = measured
+    if rows > 1 and batches:
+        entry = next((e for e in batches if int(e["batch_size"]) >= rows), batches[-1])
+    copies = entry.get("lookup_length", measured.get("lookup_length"))
+    return int(entry.get("draft_length", _UNMEASURED_LENGTH)), int(copies or 0)
 
 
 def losers(benchmark: Mapping[str, Any]) -> dict[str, str]:

@@ -17,6 +17,8 @@ from typing import Any
 
 from draftsmith.errors import EvidenceError
 
+LEAST_GAIN = 1.02  # what another choice of lengths must promise more; estimates are no better
+
 
 @dataclass(frozen=True)
 class ForwardCosts:
@@ -106,6 +108,11 @@ class Survival:
     copied_share: float = 0.0
     copied: Sequence[float] = ()
 
+    def copying(self, length: int) -> Survival:
+        """The same with copies of at most `length` tokens; with 0 the draft guesses everywhere."""
+        share = self.copied_share if length else 0.0
+        return Survival(self.draft, share, self.copied[:length])
+
     @classmethod
     def recorded(cls, evaluated: Mapping[str, Any], temperature: float) -> Survival:
         """Of a recipe's entry of reports/evaluation.json.
@@ -172,12 +179,52 @@ def expected_tokens(survived: Survival, draft_length: int) -> float:
     return 1.0 + (1 - share) * sum(survived.draft[:draft_length]) + share * sum(survived.copied)
 
 
-def predicted_speedup(survived: Survival, draft_length: int, costs: ForwardCosts) -> float:
-    """Speedup over one token a forward; no overhead is fitted."""
+def predicted_speedup(
+    survived: Survival, draft_length: int, costs: ForwardCosts, rows: int = 1
+) -> float:
+    """Speedup over one token a forward; no overhead is fitted.
+
+    A verification is as wide as the longest row of the batch wants it, and a draft step is for all
+    rows: in a large batch somebody always copies and somebody always drafts.
+
+    Args:
+        survived: What is accepted; copies are as long as it says.
+        draft_length: Tokens that the draft guesses.
+        costs: Of a batch of so many rows.
+        rows: Requests that are decoded together.
+    """
     share = survived.copied_share
-    copied_ms = costs.round_ms(0, len(survived.copied)) if share else 0.0
-    round_ms = (1 - share) * costs.round_ms(draft_length) + share * copied_ms
+    round_ms = costs.round_ms(draft_length)
+    if share:
+        copy_length = len(survived.copied)
+        nobody, everybody = (1 - share) ** rows, share**rows
+        round_ms = (
+            nobody * round_ms
+            + everybody * costs.round_ms(0, copy_length)
+            + (1 - nobody - everybody) * costs.round_ms(draft_length, copy_length)
+        )
     return expected_tokens(survived, draft_length) * costs.target_step_ms / round_ms
+
+
+def best_lengths(
+    survived: Survival, costs: ForwardCosts, limit: tuple[int, int], *, rows: int
+) -> tuple[int, int]:
+    """The fixed draft and copy length that promise most; (0, 0) where drafting hardly pays.
+
+    Args:
+        survived: What is accepted.
+        costs: Of a batch of so many rows.
+        limit: Longest draft and copy.
+        rows: Requests that are decoded together.
+    """
+
+    def promise(lengths: tuple[int, int]) -> float:
+        draft, copy = lengths
+        return predicted_speedup(survived.copying(copy), draft, costs, rows)
+
+    lengths = itertools.product(range(1, limit[0] + 1), range(limit[1] + 1))
+    best = max(lengths, key=promise)
+    return best if promise(best) > LEAST_GAIN else (0, 0)
 
 
 def break_even_tokens(draft_length: int, costs: ForwardCosts) -> float:

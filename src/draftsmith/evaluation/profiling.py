@@ -66,8 +66,8 @@ def measured_widths(max_width: int) -> list[int]:
 
 @torch.inference_mode()
 def forward_costs(
-    target: PreTrainedModel,
-    draft: PreTrainedModel,
+    target: PreTrainedModel | SlotModel,
+    draft: PreTrainedModel | SlotModel,
     widths: Sequence[int],
     *,
     batch_size: int,
@@ -77,14 +77,14 @@ def forward_costs(
     """Times of the target over `widths` positions and of the draft over one, taken in turn.
 
     Args:
-        target: Live target.
-        draft: Live draft.
+        target: Live target; as a `SlotModel` where its steps are compiled or captured.
+        draft: Live draft, likewise.
         widths: Positions of a verification; 1 is a plain step.
         batch_size: Rows.
         context: Tokens before these positions; fewer where the models hold no more.
         repeats: Repetitions; the median counts.
     """
-    models = SlotModel(target), SlotModel(draft)
+    models = SlotModel.of(target), SlotModel.of(draft)
     context = min(context, _longest_context(models, max(widths)))
     for model in models:
         _fill(model, rows=batch_size, context=context, slots=context + max(widths))

@@ -21,6 +21,7 @@ from draftsmith.artifacts import read_json
 from draftsmith.decoding import Lengths
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.errors import RegistryError
+from draftsmith.evaluation.choice import served_lengths
 from draftsmith.provenance import processor_name
 from draftsmith.registry.device_evidence import served_as
 from draftsmith.registry.generation import Pair
@@ -34,7 +35,6 @@ from draftsmith.targets.loading import LoadedTarget, load_target
 
 _URI = re.compile(r"models:/(?P<name>[^/@]+)(?P<reference>@[^/@]+|/[^/@]+)")
 COSTS = Path("build/partial/costs")
-_DEFAULT_DRAFT_LENGTH = 2
 _LOG = logging.getLogger(__name__)
 
 
@@ -135,10 +135,7 @@ def load_directory(
         evidence,
         target=loaded,
         draft=draft,
-        lengths=Lengths(
-            draft=int(measured.get("draft_length") or _DEFAULT_DRAFT_LENGTH),
-            copy=int(measured.get("lookup_length") or 0),
-        ),
+        lengths=Lengths(*served_lengths(measured, rows=1)),
         costs=base / COSTS,
     )
 

@@ -1,0 +1,189 @@
+"""Steps of fixed shape: forwards padded to a few shapes, each compiled or captured once.
+
+A decoding step is small, so an accelerator waits for the host that launches its kernels one by one.
+Code that was compiled, or kernels that were captured, know one shape and no value of the host; so
+rows, positions and slots are padded to the next of a few sizes. A padded position is token 0 at
+position 0; its key and value go to its row's scratch slot, which no query sees, and a padded row
+holds such positions alone. Rows from the batch's end on may belong to a prompt that is being read:
+nothing of it changes. Knows nothing of models or tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from draftsmith.errors import DecodingError
+
+_WARM_UPS = 2  # libraries take their workspaces at the first calls, which a capture must not see
+
+
+class Shape(NamedTuple):
+    """What a step is built for.
+
+    Attributes:
+        rows: Cache rows from 0 on.
+        width: Positions of a row.
+        num_slots: Slots that are read.
+        num_kept: Logits of so many last positions; None is all.
+    """
+
+    rows: int
+    width: int
+    num_slots: int
+    num_kept: int | None
+
+
+class Inputs(NamedTuple):
+    """Tensors of a step, int64 `[rows, width]` each.
+
+    Attributes:
+        tokens: Ids.
+        positions: Where they stand in their texts.
+        places: The slots that their keys and values are written to.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    places: Tensor
+
+
+Run = Callable[[Inputs, Shape], Tensor]
+Step = Callable[[Inputs], Tensor]
+# Makes a step of a run: what to run, its shape, and inputs to begin with.
+BuildStep = Callable[[Run, Shape, Inputs], Step]
+
+
+def bucket(size: int) -> int:
+    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that holds `size` (1 or more)."""
+    power = 1 << (size - 1).bit_length()
+    smaller = power * 3 // 4
+    return smaller if size <= smaller else power
+
+
+class StaticSteps:
+    """Steps by shape, built when they are first wanted.
+
+    Args:
+        run: The forward; its result is `[rows, num_kept or width, ...]`.
+        build: Compiles or captures it.
+    """
+
+    def __init__(self, run: Run, build: BuildStep) -> None:
+        self._run, self._build = run, build
+        self._steps: dict[Shape, Step] = {}
+
+    def forget(self) -> None:
+        """Drop all steps: the memory that they were built on is no longer the cache's."""
+        self._steps.clear()
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, *, scratch: int, num_slots: int, keep: int | None
+    ) -> Tensor:
+        """Run padded, and take the padding off again.
+
+        Padding stands in front, so that the last positions are the last whatever the width was:
+        2 rows of 5 positions are the last 5 of 6 in the first 2 rows of 2, and 3 rows of them the
+        first 3 rows of 3.
+
+        Args:
+            tokens: int64 `[rows, width]` for the cache rows from 0 on.
+            positions: int64, same shape.
+            scratch: The slot that takes what padding writes.
+            num_slots: Slots that are read.
+            keep: Only the last `keep` positions; None is all.
+        """
+        rows, width = tokens.shape
+        shape = Shape(bucket(rows), bucket(width), num_slots, keep)
+        padding = (shape.width - width, 0, 0, shape.rows - rows)
+        inputs = Inputs(
+            pad(tokens, padding), pad(positions, padding), pad(positions, padding, value=scratch)
+        )
+        if shape not in self._steps:
+            self._steps[shape] = self._build(self._run, shape, inputs)
+        return self._steps[shape](inputs)[:rows, -(width if keep is None else keep) :]
+
+
+def compiled(backend: str = "inductor") -> BuildStep:
+    """Steps that `torch.compile` makes, one a shape.
+
+    Args:
+        backend: Of `torch.compile`; inductor needs a C++ compiler on a CPU, Triton on CUDA.
+    """
+
+    def build(run: Run, shape: Shape, _: Inputs) -> Step:
+        def step(inputs: Inputs) -> Tensor:
+            return run(inputs, shape)
+
+        # torch keeps what it compiled with the code object, and only a few for each.
+        step.__code__ = step.__code__.replace()
+        made: Step = torch.compile(step, backend=backend, dynamic=False)
+        return made
+
+    return build
+
+
+# Runs an action and keeps its kernels: how to run them again, and where their result then lies.
+Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+
+
+def graphed(capture: Capture | None = None) -> BuildStep:
+    """Steps that are captured as CUDA graphs, one a shape.
+
+    Args:
+        capture: How; None captures with CUDA, all graphs in one pool of memory.
+    """
+    keep_kernels = capture or CudaCapture()
+
+    def build(run: Run, shape: Shape, example: Inputs) -> Step:
+        buffers = Inputs(*(tensor.clone() for tensor in example))
+        replay, result = keep_kernels(lambda: run(buffers, shape))
+
+        def step(inputs: Inputs) -> Tensor:
+            for buffer, values in zip(buffers, inputs, strict=True):
+                buffer.copy_(values)
+            replay()
+            return result.clone()  # graphs share memory: the next replay may overwrite it
+
+        return step
+
+    return build
+
+
+class CudaCapture:
+    """Captures with CUDA; the graphs of one object share a pool and run on one device."""
+
+    def __init__(self) -> None:
+        self._pool: tuple[int, int] | None = None
+
+    def __call__(self, action: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """Capture an action that waits for nothing and takes no value from the host.
+
+        Raises:
+            DecodingError: It does.
+        """
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UPS):
+                action()
+        main.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Other threads may use the device meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                result = action()
+        except RuntimeError as error:
+            raise DecodingError(
+                "capturing a step as a CUDA graph",
+                found=str(error).partition("\n")[0],
+                expected="a forward that waits for nothing and whose shapes depend on no values",
+                remedy="decode this model without captured steps",
+            ) from error
+        return graph.replay, result

@@ -3,6 +3,7 @@
 Knows torch and Transformers; nothing of files, configuration, HTTP, clocks or MLflow.
 """
 
+from draftsmith.decoding.answer_text import AnswerText
 from draftsmith.decoding.draft_length import FixedLengths, LengthPolicy, Lengths
 from draftsmith.decoding.engine import Engine
 from draftsmith.decoding.faults import RequestFaultError
@@ -14,12 +15,20 @@ from draftsmith.decoding.proposers import (
     Proposer,
     with_lookup,
 )
-from draftsmith.decoding.request import Event, Request, Result, Sampling, SamplingParams
+from draftsmith.decoding.request import (
+    Event,
+    Request,
+    Result,
+    Sampling,
+    SamplingParams,
+    TokenLogprobs,
+)
 from draftsmith.decoding.stopping import StopStrings
 from draftsmith.decoding.token_text import TokenText
 from draftsmith.decoding.trace import Trace
 
 __all__ = [
+    "AnswerText",
     "DraftModelProposer",
     "Engine",
     "Event",
@@ -36,6 +45,7 @@ __all__ = [
     "Sampling",
     "SamplingParams",
     "StopStrings",
+    "TokenLogprobs",
     "TokenText",
     "Trace",
     "with_lookup",

@@ -6,7 +6,7 @@ import logging
 
 import typer
 
-from draftsmith.commands import decode, evidence, imports, inspect, monitor, moves
+from draftsmith.commands import decode, evidence, imports, inspect, monitor, moves, serve
 
 app = typer.Typer(
     help="Keep speculative-decoding pairs alive while their target changes.",
@@ -28,6 +28,8 @@ for command in (
     inspect.diff,
     decode.generate,
     decode.measure,
+    serve.serve,
+    serve.export,
     moves.verify,
     moves.promote,
     moves.rollback,

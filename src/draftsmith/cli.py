@@ -6,7 +6,16 @@ import logging
 
 import typer
 
-from draftsmith.commands import advise, decode, evidence, imports, inspect, monitor, moves
+from draftsmith.commands import (
+    advise,
+    decode,
+    evidence,
+    imports,
+    inspect,
+    monitor,
+    moves,
+    serve,
+)
 
 app = typer.Typer(
     help="Keep speculative-decoding pairs alive while their target changes.",
@@ -29,6 +38,8 @@ for command in (
     decode.generate,
     decode.measure,
     advise.advise,
+    serve.serve,
+    serve.export,
     moves.verify,
     moves.promote,
     moves.rollback,

@@ -67,6 +67,7 @@ EVERYTHING = SamplingParams(
     repetition_penalty=1.2,
     presence_penalty=0.3,
     frequency_penalty=0.2,
+    logit_bias=((4, 1.0),),
     min_new_tokens=9,
     stop_token_ids=(3, 5),
 )

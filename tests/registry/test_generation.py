@@ -48,7 +48,7 @@ def test_text_ends_before_a_stop_string_and_token_ids_behind_it(pair, whole):
         assert answer.text == shown
         assert (answer.finish_reason, answer.stopped_by) == ("stop", string)
         assert answer.token_ids == whole.token_ids[: len(answer.token_ids)]
-        assert pair._token_text.text(answer.token_ids) == shown + string
+        assert pair.token_text.text(answer.token_ids) == shown + string
 
 
 def test_a_stream_shows_nothing_of_a_stop_string(pair, whole):

@@ -78,7 +78,7 @@ def generate(  # noqa: PLR0913  one option a sampling parameter
     pair = load_pair(uri, root=root, target=target, device=device)
     result = pair.generate(
         prompt,
-        draft_length=_draft_length(draft_length),
+        draft_length=parse_draft_length(draft_length),
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
         temperature=temperature,
@@ -99,7 +99,12 @@ def generate(  # noqa: PLR0913  one option a sampling parameter
         _show(result)
 
 
-def _draft_length(text: str | None) -> int | Literal["adaptive"] | None:
+def parse_draft_length(text: str | None) -> int | Literal["adaptive"] | None:
+    """A number, `adaptive`, or None for what the caller takes by default.
+
+    Raises:
+        ConfigError: It is neither.
+    """
     if text is None:
         return None
     if text == "adaptive":

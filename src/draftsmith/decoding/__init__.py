@@ -3,6 +3,7 @@
 Knows torch and Transformers; nothing of files, configuration, HTTP, clocks or MLflow.
 """
 
+from draftsmith.decoding.answer_text import AnswerText
 from draftsmith.decoding.draft_length import FixedLengths, LengthPolicy, Lengths
 from draftsmith.decoding.engine import Engine
 from draftsmith.decoding.faults import RequestFaultError
@@ -15,7 +16,14 @@ from draftsmith.decoding.proposers import (
     Proposer,
     with_lookup,
 )
-from draftsmith.decoding.request import Event, Request, Result, Sampling, SamplingParams
+from draftsmith.decoding.request import (
+    Event,
+    Request,
+    Result,
+    Sampling,
+    SamplingParams,
+    TokenLogprobs,
+)
 from draftsmith.decoding.slot_model import SlotModel
 from draftsmith.decoding.steps import compiled, graphed
 from draftsmith.decoding.stopping import StopStrings
@@ -23,6 +31,7 @@ from draftsmith.decoding.token_text import TokenText
 from draftsmith.decoding.trace import Trace
 
 __all__ = [
+    "AnswerText",
     "DraftModelProposer",
     "Engine",
     "Event",
@@ -41,6 +50,7 @@ __all__ = [
     "SamplingParams",
     "SlotModel",
     "StopStrings",
+    "TokenLogprobs",
     "TokenText",
     "Trace",
     "compiled",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftsmith.decoding.distribution import SamplingTensors
 from draftsmith.decoding.ngrams import NgramIndex
-from draftsmith.decoding.penalties import History, Penalties, penalise
+from draftsmith.decoding.penalties import History, Penalties, add_bias, penalise
 from draftsmith.decoding.randomness import Purpose, request_key
 from draftsmith.decoding.request import Request
 from draftsmith.decoding.trace import Trace
@@ -68,6 +68,7 @@ class Batch:
         self._sampling: SamplingTensors | None = None
         self._keys: Tensor | None = None
         self._penalties: Penalties | None = None
+        self._bias: Tensor | None = None
         self._counts: tuple[list[int], History] | None = None  # lengths they are counts of
 
     def __len__(self) -> int:
@@ -112,15 +113,26 @@ class Batch:
         """Random keys, int64 `[rows]`."""
         if self._keys is None:
             requests = [row.request for row in self.rows]
-            keys = [request_key(r.params.seed, r.request_id) for r in requests]
+            keys = [request_key(r.params.seed, r.draw_key or r.request_id) for r in requests]
             self._keys = self._tensor(keys, torch.long)
         return self._keys
 
     def adjust(self, logits: Tensor, drafts: Tensor, token_ids: Tensor | None = None) -> Tensor:
-        """Logits after the rows' penalties and minimum lengths; see `penalise`."""
+        """Logits after the rows' bias, penalties and minimum lengths; see `penalise`."""
+        if any(row.request.params.logit_bias for row in self.rows):
+            logits = add_bias(logits, self._row_bias(), token_ids)
         if not any(row.request.params.depends_on_history for row in self.rows):
             return logits
         return penalise(logits, self._row_penalties(), self._history(), drafts, token_ids)
+
+    def _row_bias(self) -> Tensor:
+        if self._bias is None:
+            bias = torch.zeros(len(self.rows), self.vocab_size)
+            for index, row in enumerate(self.rows):
+                for token_id, added in row.request.params.logit_bias:
+                    bias[index, token_id] = added
+            self._bias = bias.to(self.device, non_blocking=True)
+        return self._bias
 
     def _row_penalties(self) -> Penalties:
         if self._penalties is None:

@@ -23,10 +23,11 @@ from draftsmith.decoding.admission import PREFILL_CHUNK, Admission
 from draftsmith.decoding.batch import Batch, Row
 from draftsmith.decoding.distribution import distribution
 from draftsmith.decoding.faults import RequestFaultError, not_finite
+from draftsmith.decoding.logprobs import token_logprobs
 from draftsmith.decoding.matching import VerifyMode, match, rule_named, with_processors
 from draftsmith.decoding.proposers import Proposer, empty_proposal, reader_of
 from draftsmith.decoding.randomness import Purpose, uniform
-from draftsmith.decoding.request import Event, Request, Result, require_means
+from draftsmith.decoding.request import Event, Request, Result, TokenLogprobs, require_means
 from draftsmith.decoding.slot_model import SlotModel
 from draftsmith.decoding.stopping import trim
 from draftsmith.decoding.token_text import TokenText
@@ -69,7 +70,7 @@ class Engine:
         self._target.reader = reader_of(proposer)
         self._proposer = proposer
         self.max_rows = max_rows
-        self._draft_length = draft_length
+        self.max_draft_length = draft_length
         self.verify: Verify = rule_named(verify)
         self._token_text = token_text
         self._batch = self._empty_batch()
@@ -127,7 +128,7 @@ class Engine:
 
     def _reserve(self) -> None:
         for cached in (self._target, self._proposer):
-            slots = self._max_context + self._draft_length + 1
+            slots = self._max_context + self.max_draft_length + 1
             cached.reserve(rows=self._num_rows, slots=slots)
 
     @property
@@ -203,8 +204,13 @@ class Engine:
         purpose = Purpose.SAMPLE if self.verify is match else Purpose.DRAFT
         return Batch(self._target.device, int(self._target.config.vocab_size), purpose)
 
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that a request may have since the engine was opened, answer included."""
+        return min(self._target.max_positions, self._proposer.max_positions, self._max_context)
+
     def _check(self, requests: Sequence[Request]) -> None:
-        limit = min(self._target.max_positions, self._proposer.max_positions, self._max_context)
+        limit = self.max_tokens
         vocab = int(self._target.config.vocab_size)
         if requests and not self._num_rows:
             raise DecodingError(
@@ -222,6 +228,9 @@ class Engine:
                 "an empty prompt": not prompt,
                 f"{length} tokens with the new ones": length > limit,
                 f"token ids outside 0..{vocab - 1}": not all(0 <= t < vocab for t in prompt),
+                f"a bias of ids outside 0..{vocab - 1}": not all(
+                    token_id < vocab for token_id, _ in request.params.logit_bias
+                ),
                 "an id that another request has": request.request_id in seen,
             }
             seen.add(request.request_id)
@@ -237,13 +246,15 @@ class Engine:
     def _round(self) -> list[Event]:
         batch = self._batch
         # A row never drafts past its own length limit, so the cut depends on no neighbour.
-        counts = [min(self._draft_length, row.num_remaining - 1) for row in batch.rows]
+        counts = [min(self.max_draft_length, row.num_remaining - 1) for row in batch.rows]
         proposal = self._proposer.propose(batch, counts) if any(counts) else empty_proposal(batch)
-        tokens, num_accepted, drafted = self._verify(proposal)
+        tokens, num_accepted, drafted, logits = self._verify(proposal)
+        kept = [row[: accepted + 1] for row, accepted in zip(tokens, num_accepted, strict=True)]
+        logprobs = self._logprobs(logits, kept)
         events = []
         for index, row in enumerate(batch.rows):
             accepted = num_accepted[index]
-            committed, stopped_by = trim(tokens[index][: accepted + 1], row, self._token_text)
+            committed, stopped_by = trim(kept[index], row, self._token_text)
             row.token_ids += committed
             row.trace.record(
                 drafted=drafted[index],
@@ -251,19 +262,28 @@ class Engine:
                 committed=len(committed),
                 from_text=index in proposal.from_text,
             )
-            events.append(Event(row.request.request_id, committed, _result(row, stopped_by)))
+            shown = logprobs.get(index, [])[: len(committed)]
+            result = _result(row, stopped_by)
+            events.append(Event(row.request.request_id, committed, result, shown))
         self._proposer.observe(batch)
         for index in reversed(range(len(events))):
             if events[index].result is not None:
                 self._retire(index)
         return events
 
-    def _verify(self, proposal: Proposal) -> tuple[list[list[int]], list[int], list[int]]:
+    def _logprobs(
+        self, logits: Tensor, kept: Sequence[Sequence[int]]
+    ) -> dict[int, list[TokenLogprobs]]:
+        rows = enumerate(self._batch.rows)
+        wanted = {i: row.request.num_top for i, row in rows if row.request.num_top is not None}
+        return token_logprobs(logits, kept, wanted)
+
+    def _verify(self, proposal: Proposal) -> tuple[list[list[int]], list[int], list[int], Tensor]:
         """One target forward and the acceptance rule; one copy from the device.
 
         Returns:
             For every row its drafts with the next token behind the accepted ones, the number
-            accepted, and the number drafted.
+            accepted, and the number drafted; and the target's logits, `[rows, drafts + 1, vocab]`.
         """
         batch, width = self._batch, proposal.tokens.shape[1] + 1
         pending, start = batch.tail(1)
@@ -285,7 +305,7 @@ class Engine:
         if faulty:
             raise self._give_up(faulty)
         accepted, drafted = ([values[place] for values in packed] for place in (-3, -2))
-        return [values[:-3] for values in packed], accepted, drafted
+        return [values[:-3] for values in packed], accepted, drafted, logits
 
     def _give_up(self, faulty: list[int]) -> RequestFaultError:
         """Take out rows whose logits are not finite; nothing of the round is committed."""

@@ -1,4 +1,4 @@
-"""Sampling parameters that look at what a row holds already: penalties and a minimum length.
+"""Sampling parameters that change logits: a bias, and what looks at a row's text so far.
 
 They change logits before anything else does, at every draft position with the prefix that it would
 have. Pure functions of counts; the rows' texts are the batch's business. Repetition counts prompt
@@ -46,6 +46,17 @@ class History:
     used: Tensor
     new: Tensor
     num_new: Tensor
+
+
+def add_bias(logits: Tensor, bias: Tensor, token_ids: Tensor | None = None) -> Tensor:
+    """Logits with each row's bias added, the same at every position.
+
+    Args:
+        logits: `[rows, positions, entries]`.
+        bias: `[rows, vocab]`; 0 where a token has none.
+        token_ids: int64 `[entries]`: the target's id of each entry; None is the identity.
+    """
+    return logits + _entries(bias, token_ids)[:, None].to(logits.dtype)
 
 
 def penalise(

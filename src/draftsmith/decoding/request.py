@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import LogitsProcessor
 
 _MIN_TEMPERATURE = 1e-6  # below it logits / temperature leaves float32
+_MAX_BIAS = 100.0  # as in OpenAI's API
 
 
 def _require(name: str, value: object, *, expected: str, ok: bool) -> None:
@@ -37,6 +38,7 @@ class Sampling(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    logit_bias: Sequence[tuple[int, float]]
     min_new_tokens: int
     seed: int
     stop_token_ids: tuple[int, ...]
@@ -72,9 +74,10 @@ class SamplingParams:
         repetition_penalty: Positive; divides the logits of tokens in prompt and answer; 1 is off.
         presence_penalty: Subtracted from the logits of tokens in the answer; 0 is off.
         frequency_penalty: The same for each occurrence; 0 is off.
+        logit_bias: Token ids, each with what is added to its logit, -100 to 100; before penalties.
         min_new_tokens: No stop token is committed, and no stop string ends the answer, before so
             many tokens; 0 is off.
-        seed: With the request id, the key of all its draws.
+        seed: With the request's `draw_key`, the key of all its draws.
         stop_token_ids: Generation ends after one of these is committed; it is part of the result.
         stop_strings: Generation ends after the token that completes one of these in the answer's
             text; that token is part of the result.
@@ -91,6 +94,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    logit_bias: Sequence[tuple[int, float]] = ()
     min_new_tokens: int = 0
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
@@ -114,6 +118,9 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _require(name, value, expected="finite (0 is off)", ok=math.isfinite(value))
+        usable = all(i >= 0 and abs(bias) <= _MAX_BIAS for i, bias in self.logit_bias)
+        expected = f"ids, 0 or more, with numbers from -{_MAX_BIAS:g} to {_MAX_BIAS:g}"
+        _require("logit_bias", self.logit_bias, expected=expected, ok=usable)
         least = self.min_new_tokens
         expected = f"0 to max_new_tokens ({tokens})"
         _require("min_new_tokens", least, expected=expected, ok=0 <= least <= tokens)
@@ -148,6 +155,10 @@ class Request:
         request_id: Unique among the requests of one call.
         prompt_ids: At least one token.
         params: How to sample it.
+        draw_key: With the seed, the key of all its draws; None takes the request id. Requests with
+            the same seed, key and prompt get the same tokens.
+        num_top: Its events carry the log-probabilities of their tokens and of so many most probable
+            ones; None is without.
         logits_processors: Change the scores after penalties and before the temperature, one after
             the other; each is called with the row's text, int64 `[1, tokens]`, and float32 scores
             `[1, vocab]`. Only an engine with `verify="match"` takes them.
@@ -156,6 +167,8 @@ class Request:
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
+    draw_key: str | None = None
+    num_top: int | None = None
     logits_processors: Sequence[LogitsProcessor] = ()
 
 
@@ -204,9 +217,27 @@ class Result:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """Of one committed token.
+
+    Attributes:
+        logprob: Natural logarithm of the target's probability at temperature 1, without penalties,
+            bias or truncation.
+        top: The most probable ids with theirs, in descending order.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
 class Event:
-    """Tokens that a round committed for a request, whose last event carries its result."""
+    """Tokens that a round committed for a request, whose last event carries its result.
+
+    `logprobs` has an entry a token where the request asked for them; it is empty elsewhere.
+    """
 
     request_id: str
     token_ids: list[int]
     result: Result | None = None
+    logprobs: Sequence[TokenLogprobs] = ()

@@ -8,7 +8,7 @@ first difference must lie within the measured rounding difference of the two for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -59,6 +59,24 @@ class Divergence:
     gap: float
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """Greedy outputs against those of the target alone.
+
+    Attributes:
+        tolerance: How much the target's own margins differ between forwards of other widths.
+        divergences: One for each output that differs.
+    """
+
+    tolerance: float
+    divergences: list[Divergence]
+
+    @property
+    def holds(self) -> bool:
+        """Whether rounding explains all that differs."""
+        return all(divergence.gap <= self.tolerance for divergence in self.divergences)
+
+
 Prompts = Sequence[tuple[str, list[int]]]
 
 
@@ -87,19 +105,40 @@ def near_ties(
     speculative = greedy(target, draft, prompts, test)
     plain = greedy(target, None, prompts, test)
     width = max(test.draft_length, test.lookup_length) + 1
+    judged = judge_divergences(target, prompts, plain, speculative, width=width)
+    return {
+        "num_prompts": len(prompts),
+        "num_identical": len(prompts) - len(judged.divergences),
+        "tolerance": judged.tolerance,
+        "divergences": [asdict(divergence) for divergence in judged.divergences],
+        "holds": judged.holds,
+    }
+
+
+def judge_divergences(
+    target: PreTrainedModel,
+    prompts: Prompts,
+    plain: Mapping[str, list[int]],
+    speculative: Mapping[str, list[int]],
+    *,
+    width: int,
+) -> Judgement:
+    """Whether rounding explains where greedy outputs differ from those without drafts.
+
+    Args:
+        target: The target that made both.
+        prompts: Name and tokens of each.
+        plain: Output without drafts, by name.
+        speculative: Output with drafts, by name.
+        width: Positions of a verification.
+    """
     tolerance = rounding_difference(target, prompts, plain, width=width)
     divergences = [
         divergence
         for name, ids in prompts
         if (divergence := _compare(target, name, ids, plain[name], speculative[name])) is not None
     ]
-    return {
-        "num_prompts": len(prompts),
-        "num_identical": len(prompts) - len(divergences),
-        "tolerance": tolerance,
-        "divergences": [asdict(divergence) for divergence in divergences],
-        "holds": all(divergence.gap <= tolerance for divergence in divergences),
-    }
+    return Judgement(tolerance, divergences)
 
 
 def corrupted_control(
@@ -173,7 +212,7 @@ def transformers_greedy(
 
 @torch.inference_mode()
 def rounding_difference(
-    target: PreTrainedModel, prompts: Prompts, responses: dict[str, list[int]], *, width: int
+    target: PreTrainedModel, prompts: Prompts, responses: Mapping[str, list[int]], *, width: int
 ) -> float:
     """Largest change of the target's margin between forwards of 1, of `width` and of all positions.
 

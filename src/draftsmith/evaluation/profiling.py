@@ -172,17 +172,30 @@ def kept_costs(
         key: What the costs depend on (JSON values).
         measure: Measures them.
     """
-    path = folder / f"{short(digest_json(key))}.json"
-    try:
-        return _from_json(read_json(path)["cells"])
-    except (ArtifactError, KeyError, TypeError, ValueError, AttributeError) as error:
-        _LOG.info("event=measuring_costs file=%s reason=%s", path.name, type(error).__name__)
+    held = held_costs(folder, key)
+    if held is not None:
+        return held
     costs = measure()
     try:
+        path = _costs_file(folder, key)
         write_json(path, {"schema": 1, "key": dict(key), "cells": _to_json(costs)})
     except ArtifactError as error:
         _LOG.warning("event=costs_not_kept error=%s", error)
     return costs
+
+
+def held_costs(folder: Path, key: Mapping[str, Any]) -> RoundCosts | None:
+    """Costs measured earlier under exactly this key; None where there are none that can be read."""
+    path = _costs_file(folder, key)
+    try:
+        return _from_json(read_json(path)["cells"])
+    except (ArtifactError, KeyError, TypeError, ValueError, AttributeError) as error:
+        _LOG.info("event=no_costs file=%s reason=%s", path.name, type(error).__name__)
+        return None
+
+
+def _costs_file(folder: Path, key: Mapping[str, Any]) -> Path:
+    return folder / f"{short(digest_json(key))}.json"
 
 
 def _to_json(costs: RoundCosts) -> list[dict[str, Any]]:

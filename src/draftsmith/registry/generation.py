@@ -1,9 +1,8 @@
 """A loaded pair: text in, text out, through the lossless engine.
 
-A stop string ends the text before its first character, as in OpenAI's API, while the token ids go
-on to the token that completed it, as in Transformers' `generate`. Knows neither where the pair came
-from nor how it is registered. One object serves one caller at a time; the engine keeps the state of
-the running requests.
+Its text ends before a stop string, while the token ids go on to the token that completed it, as in
+Transformers' `generate`. Knows neither where the pair came from nor how it is registered. One
+object serves one caller at a time; the engine keeps the state of the running requests.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from draftsmith.decoding import (
+    AnswerText,
     Engine,
     Lengths,
     LookupFirstProposer,
@@ -23,7 +23,6 @@ from draftsmith.decoding import (
     Result,
     Sampling,
     SamplingParams,
-    StopStrings,
     TokenText,
     Trace,
     with_lookup,
@@ -37,7 +36,7 @@ from draftsmith.errors import TargetError
 from draftsmith.evaluation.adaptive import AdaptiveLengths
 from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.cost_model import Survival
-from draftsmith.evaluation.profiling import Grid, cost_key, kept_costs, round_costs
+from draftsmith.evaluation.profiling import Grid, cost_key, held_costs, kept_costs, round_costs
 from draftsmith.registry.pair import PairRecord
 from draftsmith.targets.loading import LoadedTarget
 
@@ -45,9 +44,8 @@ if TYPE_CHECKING:
     from transformers import LogitsProcessor
 
 Messages = Sequence[Mapping[str, str]]
-_REQUEST_ID = "0"
+REQUEST_ID = "0"
 _MAX_NEW_TOKENS = 128
-_INCOMPLETE = "\ufffd"
 LONGEST = Lengths(draft=8, copy=12)  # that an adaptive length may choose
 
 DraftLength = int | Literal["adaptive"]
@@ -96,6 +94,7 @@ class Pair:
         draft: Joined to the target.
         draft_length: Tokens that the draft proposes in a round unless a call says otherwise.
         lookup_length: Tokens copied from the text in the draft's place where they can be.
+        token_text: What the target's tokens spell.
     """
 
     def __init__(
@@ -123,7 +122,8 @@ class Pair:
         self.target, self.draft = target, draft
         self.draft_length, self.lookup_length = lengths
         self._costs = costs
-        self._token_text = TokenText(target.tokenizer)
+        self.token_text = TokenText(target.tokenizer)
+        self._adaptive: dict[int, AdaptiveLengths] = {}
         self._proposer = draft.proposer()
 
     def generate(
@@ -153,7 +153,7 @@ class Pair:
             TargetError: A chat was given and the target has no chat template.
         """
         request = self._request(messages_or_text, logits_processors, sampling)
-        engine = self._engine(draft_length, verify)
+        engine = self.engine(draft_length, verify=verify)
         start = time.perf_counter()
         result = engine.generate([request])[0]
         return self._generation(request, result, time.perf_counter() - start)
@@ -172,33 +172,13 @@ class Pair:
         What may yet become a stop string is held back until it is known.
         """
         request = self._request(messages_or_text, logits_processors, sampling)
-        return self._pieces(request, self._engine(draft_length, verify))
+        return self._pieces(request, self.engine(draft_length, verify=verify))
 
     def _pieces(self, request: Request, engine: Engine) -> Iterator[str]:
-        stops = StopStrings(request.params.stop_strings, self._token_text)
-        token_ids: list[int] = []
-        sent = ""
+        text = AnswerText(self.token_text, request.params.stop_strings)
         for event in engine.stream([request]):
-            token_ids.extend(event.token_ids)
-            if event.result is not None:
-                text = self._text(request, event.result)
-            else:
-                num_held = stops.num_held(token_ids)
-                text = self._token_text.text(token_ids, num_hidden=num_held)
-            # A character of several tokens shows as a replacement mark until it is complete.
-            if event.result is None and text.endswith(_INCOMPLETE):
-                continue
-            if len(text) > len(sent):
-                yield text[len(sent) :]
-                sent = text
-
-    def _text(self, request: Request, result: Result) -> str:
-        """What is shown of an answer: all of it, or what stands before a stop string."""
-        match = None
-        if isinstance(result.stopped_by, str):
-            stops = StopStrings(request.params.stop_strings, self._token_text)
-            match = stops.completed(result.token_ids)
-        return self._token_text.text(result.token_ids, num_hidden=match.num_bytes if match else 0)
+            if piece := text.add(event.token_ids, event.result):
+                yield piece
 
     def _request(
         self,
@@ -208,22 +188,39 @@ class Pair:
     ) -> Request:
         require_known(sampling)
         given: Sampling = {"max_new_tokens": _MAX_NEW_TOKENS, **sampling}
-        stop_ids = {*self._stop_token_ids(), *given.get("stop_token_ids", ())}
+        stop_ids = {*self.stop_token_ids(), *given.get("stop_token_ids", ())}
         given["stop_token_ids"] = tuple(sorted(stop_ids))
-        prompt_ids = self._encode(messages_or_text)
-        return Request(_REQUEST_ID, prompt_ids, SamplingParams(**given), tuple(logits_processors))
+        return Request(
+            REQUEST_ID,
+            self.encode(messages_or_text),
+            SamplingParams(**given),
+            logits_processors=tuple(logits_processors),
+        )
 
-    def _stop_token_ids(self) -> tuple[int, ...]:
+    def stop_token_ids(self) -> tuple[int, ...]:
         """The ids that ended turns in the corpus, too: generation config and tokenizer."""
         configured = self.target.model.generation_config.eos_token_id
         ids = configured if isinstance(configured, list) else [configured]
         known = {int(i) for i in [*ids, self.target.tokenizer.eos_token_id] if i is not None}
         return tuple(sorted(known))
 
-    def _engine(self, draft_length: DraftLength | None, verify: VerifyMode) -> Engine:
+    def engine(
+        self,
+        draft_length: DraftLength | None = None,
+        *,
+        max_rows: int = 1,
+        verify: VerifyMode = "rejection",
+    ) -> Engine:
+        """An engine that decodes with this pair; one at a time is in use.
+
+        Args:
+            draft_length: As in `generate`.
+            max_rows: Requests in flight at once.
+            verify: As in `generate`.
+        """
         proposer: Proposer
         if draft_length == "adaptive":
-            adaptive = self._adaptive_lengths
+            adaptive = self._adaptive_lengths(max_rows)
             proposer, longest = LookupFirstProposer(self._proposer, adaptive), max(adaptive.limit)
         else:
             length = self.draft_length if draft_length is None else draft_length
@@ -231,21 +228,36 @@ class Pair:
         return Engine(
             self.target.model,
             proposer,
-            max_rows=1,
+            max_rows=max_rows,
             draft_length=longest,
             verify=verify,
-            token_text=self._token_text,
+            token_text=self.token_text,
         )
 
-    @cached_property
-    def _adaptive_lengths(self) -> AdaptiveLengths:
+    def _adaptive_lengths(self, max_rows: int) -> AdaptiveLengths:
         """One for all calls: what a request taught serves the next."""
-        models = self.target.model, self.draft.model
-        limit = LONGEST if self.lookup_length else LONGEST._replace(copy=0)
-        grid = Grid.covering(max_rows=1, max_width=max(limit) + 1)
-        key = cost_key(self.record.digest, self.target.model, grid)
-        costs = kept_costs(self._costs, key, partial(round_costs, *models, grid))
-        return AdaptiveLengths(costs, limit, self._recorded_survival())
+        if max_rows not in self._adaptive:
+            models, grid = (self.target.model, self.draft.model), self._grid(max_rows)
+            costs = kept_costs(
+                self._costs, self._cost_key(max_rows), partial(round_costs, *models, grid)
+            )
+            survival = self._recorded_survival()
+            self._adaptive[max_rows] = AdaptiveLengths(costs, self._longest, survival)
+        return self._adaptive[max_rows]
+
+    def has_costs(self, max_rows: int) -> bool:
+        """Whether the costs of an adaptive length were measured on this device for so many rows."""
+        return held_costs(self._costs, self._cost_key(max_rows)) is not None
+
+    @property
+    def _longest(self) -> Lengths:
+        return LONGEST if self.lookup_length else LONGEST._replace(copy=0)
+
+    def _grid(self, max_rows: int) -> Grid:
+        return Grid.covering(max_rows=max_rows, max_width=max(self._longest) + 1)
+
+    def _cost_key(self, max_rows: int) -> dict[str, Any]:
+        return cost_key(self.record.digest, self.target.model, self._grid(max_rows))
 
     def _recorded_survival(self) -> Survival:
         """As evaluated at the temperature of the benchmark; nothing where there is no evidence."""
@@ -257,9 +269,7 @@ class Pair:
 
     def contestants(self) -> Contestants:
         """The pair as benchmarks drive it."""
-        return Contestants(
-            self.target.model, self.draft, self._stop_token_ids(), self.lookup_length
-        )
+        return Contestants(self.target.model, self.draft, self.stop_token_ids(), self.lookup_length)
 
     def survivals(self) -> dict[float, Survival]:
         """Measured acceptance by temperature; empty where there is no evidence."""
@@ -269,7 +279,12 @@ class Pair:
             for key in evaluated.get("alpha", ())
         }
 
-    def _encode(self, messages_or_text: Messages | str) -> list[int]:
+    def encode(self, messages_or_text: Messages | str) -> list[int]:
+        """Token ids of a prompt; see `generate`.
+
+        Raises:
+            TargetError: A chat was given and the target has no chat template.
+        """
         tokenizer = self.target.tokenizer
         has_template = tokenizer.chat_template is not None
         if isinstance(messages_or_text, str):
@@ -292,7 +307,9 @@ class Pair:
     def _generation(self, request: Request, result: Result, seconds: float) -> Generation:
         trace = result.trace
         return Generation(
-            text=self._text(request, result),
+            text=AnswerText(self.token_text, request.params.stop_strings).add(
+                result.token_ids, result
+            ),
             token_ids=list(result.token_ids),
             finish_reason=result.finish_reason,
             stopped_by=result.stopped_by,

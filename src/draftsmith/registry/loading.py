@@ -42,7 +42,7 @@ def load_pair(
     uri: str,
     *,
     root: Path | None = None,
-    target: str | None = None,
+    target: str | LoadedTarget | None = None,
     device: str = "cpu",
     dtype: str | None = None,
 ) -> Pair:
@@ -52,7 +52,8 @@ def load_pair(
         uri: `models:/<name>@<alias>`, `models:/<name>/<version>`, or a folder with pair.json.
         root: The project's folder, with snapshots of targets and the default registry; None is
             the working directory.
-        target: Folder of the target's checkpoint, when it is not where the registry says.
+        target: Folder of the target's checkpoint, when it is not where the registry says; or that
+            target, already in memory.
         device: Where both models go, in torch's words.
         dtype: None for the dtype that the pair was measured in; another one for analysis only.
 
@@ -96,7 +97,7 @@ def load_directory(
     directory: Path,
     *,
     root: Path | None = None,
-    target: str | None = None,
+    target: str | LoadedTarget | None = None,
     source: str | None = None,
     device: str = "cpu",
     dtype: str | None = None,
@@ -106,7 +107,8 @@ def load_directory(
     Args:
         directory: What `PairStore.fetch` makes, or the artifacts of a registered version.
         root: The project's folder; None is the working directory.
-        target: Folder of the target's checkpoint; nothing else is tried.
+        target: Folder of the target's checkpoint, nothing else is tried; or that target, already
+            in memory.
         source: Recorded source of the target; None takes the one in origin.json.
         device: Where both models go, in torch's words.
         dtype: None for the dtype that the pair was measured in.
@@ -161,12 +163,15 @@ def _load_target(
     record: PairRecord,
     root: Path,
     *,
-    override: str | None,
+    override: str | LoadedTarget | None,
     sources: Sequence[str],
     options: tuple[str, str | None],
 ) -> LoadedTarget:
     device, dtype = options
     identity_dtype = str(record.target["dtype"])
+    if isinstance(override, LoadedTarget):
+        require_target(override.identity, record.target_digest)
+        return override
     if override is not None:
         folder = Path(override).expanduser()
         require_target(identify(folder, identity_dtype), record.target_digest)

@@ -28,11 +28,13 @@ class LoadedTarget:
         tokenizer: Fast, with the target's chat template.
         identity: Of the files it was loaded from; when loaded by digest in another dtype, still
             the identity that the digest names.
+        directory: Where these lie.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
     identity: TargetIdentity
+    directory: Path
 
 
 def load_target(directory: Path, *, dtype: str, device: str = "cpu") -> LoadedTarget:
@@ -105,4 +107,4 @@ def _load(directory: Path, identity: TargetIdentity, dtype: str, device: str) ->
     tokenizer = load_tokenizer(directory)
     require_vocabulary(identity, tokenizer, directory)
     model = load_model(directory, dtype=dtype, device=device)
-    return LoadedTarget(model=model, tokenizer=tokenizer, identity=identity)
+    return LoadedTarget(model, tokenizer, identity, directory)

@@ -1,0 +1,1 @@
+"""Serving a registered pair over HTTP, and handing it to other servers."""

@@ -1,0 +1,152 @@
+"""Responses in the shape of OpenAI's API, whole or as a stream of chunks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from draftsmith.decoding import Result
+from draftsmith.decoding.trace import block_efficiency
+from draftsmith.serving.api_errors import ApiError
+from draftsmith.serving.gateway import Call, Gateway
+from draftsmith.serving.parameters import Body
+from draftsmith.serving.samples import (
+    Piece,
+    Sample,
+    Token,
+    chat_logprobs,
+    completion_logprobs,
+)
+from draftsmith.serving.schema import ChatRequest
+
+_DONE = "data: [DONE]\n\n"
+
+
+class Answer:
+    """The response to one call.
+
+    Args:
+        body: What was asked.
+        call: Its samples.
+        call_id: Names the response.
+        num_prompt_tokens: Tokens of all prompts, each counted once.
+    """
+
+    def __init__(self, body: Body, call: Call, call_id: str, num_prompt_tokens: int) -> None:
+        self._body, self._call = body, call
+        self._is_chat = isinstance(body, ChatRequest)
+        self._token_text = call.served.pair.token_text
+        self._num_prompt_tokens = num_prompt_tokens
+        names = [request.request_id for request in call.requests]
+        self._index = {name: index for index, name in enumerate(names)}
+        self._samples = [Sample(request, self._token_text) for request in call.requests]
+        self._head = {
+            "id": call_id,
+            "created": int(time.time()),
+            "model": body.model,
+            "system_fingerprint": f"pair-{call.served.digest[:16]}",
+        }
+
+    async def whole(self, gateway: Gateway) -> dict[str, Any]:
+        """The response once every sample has ended.
+
+        Raises:
+            ApiError: A sample failed, or the time is over.
+        """
+        texts = [""] * len(self._samples)
+        tokens: list[list[Token]] = [[] for _ in self._samples]
+        reasons: list[str | None] = [None] * len(self._samples)
+        async with contextlib.aclosing(self._pieces(gateway)) as pieces:
+            async for index, piece in pieces:
+                texts[index] += piece.text
+                tokens[index] += piece.tokens
+                reasons[index] = piece.finish_reason
+        choices = []
+        for index, (text, reason) in enumerate(zip(texts, reasons, strict=True)):
+            shown = {"message": {"role": "assistant", "content": text, "refusal": None}}
+            choice: dict[str, Any] = {
+                "index": index,
+                "finish_reason": reason,
+                "logprobs": self._logprobs(tokens[index], 0),
+            }
+            choices.append(choice | (shown if self._is_chat else {"text": text}))
+        kind = "chat.completion" if self._is_chat else "text_completion"
+        return {**self._head, "object": kind, "choices": choices, "usage": self._usage()}
+
+    async def stream(self, gateway: Gateway) -> AsyncIterator[str]:
+        """The response as server-sent events; a failure in mid-stream is its last one."""
+        if self._is_chat:
+            for index in range(len(self._samples)):
+                yield self._chunk(self._choice(index, {"role": "assistant", "content": ""}))
+        try:
+            async with contextlib.aclosing(self._pieces(gateway)) as pieces:
+                async for index, piece in pieces:
+                    if piece.is_worth_sending:
+                        yield self._chunk(self._shown(index, piece))
+        except ApiError as error:
+            yield _event(error.body)
+            return
+        if self._body.wants_usage:
+            yield self._chunk(None, usage=self._usage())
+        yield _DONE
+
+    async def _pieces(self, gateway: Gateway) -> AsyncGenerator[tuple[int, Piece], None]:
+        async with contextlib.aclosing(gateway.follow(self._call)) as updates:
+            async for update in updates:
+                index = self._index[update.request_id]
+                yield index, self._samples[index].add(update)
+
+    def _shown(self, index: int, piece: Piece) -> dict[str, Any]:
+        content = {"content": piece.text} if piece.text or piece.tokens else {}
+        return self._choice(index, content, piece)
+
+    def _choice(
+        self, index: int, delta: Mapping[str, Any], piece: Piece | None = None
+    ) -> dict[str, Any]:
+        logprobs = self._logprobs(piece.tokens, piece.offset) if piece else None
+        shown = {"delta": delta} if self._is_chat else {"text": delta.get("content", "")}
+        reason = piece.finish_reason if piece else None
+        return {"index": index, "finish_reason": reason, "logprobs": logprobs, **shown}
+
+    def _chunk(
+        self, choice: Mapping[str, Any] | None, usage: Mapping[str, Any] | None = None
+    ) -> str:
+        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
+        chunk = {**self._head, "object": kind, "choices": [] if choice is None else [choice]}
+        return _event({**chunk, "usage": usage} if self._body.wants_usage else chunk)
+
+    def _logprobs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
+        if self._body.num_top is None:
+            return None
+        if self._is_chat:
+            return chat_logprobs(tokens, self._token_text)
+        return completion_logprobs(tokens, self._token_text, offset)
+
+    def _usage(self) -> dict[str, Any]:
+        results = [sample.result for sample in self._samples if sample.result is not None]
+        return usage(results, self._num_prompt_tokens)
+
+
+def usage(results: Sequence[Result], num_prompt_tokens: int) -> dict[str, Any]:
+    """Tokens and rounds of all samples; the token that ended an answer counts."""
+    num_new = sum(len(result.token_ids) for result in results)
+    traces = [result.trace for result in results]
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_new,
+        "total_tokens": num_prompt_tokens + num_new,
+        "speculation": {
+            "drafted": sum(sum(trace.drafted) for trace in traces),
+            "accepted": sum(sum(trace.accepted) for trace in traces),
+            "rounds": sum(trace.num_rounds for trace in traces),
+            "block_efficiency": round(block_efficiency(traces), 4),
+        },
+    }
+
+
+def _event(data: Mapping[str, Any]) -> str:
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f"data: {text}\n\n"

@@ -1,0 +1,127 @@
+"""What stands before the app: keys, size of bodies, and clients that are too slow.
+
+A body that is refused is read to its end and dropped, within the client's time, so that the client
+reads the refusal and no broken connection. Keys are compared in constant time and never logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+from collections.abc import Callable, Sequence
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from draftsmith.serving.api_errors import ApiError
+from draftsmith.serving.settings import Limits
+
+_PROTECTED = "/v1/"
+_FIRST_ERROR = 400
+_LOG = logging.getLogger(__name__)
+
+
+class Guard:
+    """An app behind it gets whole bodies within the limits, and answers who may ask.
+
+    Args:
+        app: What is guarded.
+        limits: Of bodies and clients.
+        keys: Any of them opens /v1/; without keys it is open.
+        on_refusal: Called with the status of every answer that is an error.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        limits: Limits,
+        keys: Sequence[bytes],
+        on_refusal: Callable[[int], None],
+    ) -> None:
+        self._app, self._limits, self._keys = app, limits, tuple(keys)
+        self._on_refusal = on_refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sending = self._watched(send)
+        refusal = self._locked_out(scope)
+        try:
+            async with asyncio.timeout(self._limits.client_timeout_s):
+                body, refusal = await self._read(receive, refusal)
+        except TimeoutError:
+            seconds = self._limits.client_timeout_s
+            headers = {"Connection": "close"}
+            refusal = ApiError(408, f"the body did not come within {seconds:g} s", headers=headers)
+        if refusal is not None:
+            await refusal.response(scope, receive, sending)
+        elif body is not None:
+            with contextlib.suppress(ConnectionAbortedError):  # it is in the log
+                await self._app(scope, _replayed(body, receive), sending)
+
+    def _locked_out(self, scope: Scope) -> ApiError | None:
+        if not self._keys or not str(scope["path"]).startswith(_PROTECTED):
+            return None
+        given = b"".join(value for name, value in scope["headers"] if name == b"authorization")
+        kind, _, key = given.partition(b" ")
+        # Every key is compared, so that the time tells nothing of which one was nearly right.
+        matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]
+        if kind.lower() == b"bearer" and any(matches):
+            return None
+        found = "another key" if given else "no key"
+        message = f"Authorization: found {found}; expected `Bearer` and a key of this server"
+        headers = {"WWW-Authenticate": "Bearer"}
+        return ApiError(401, message, code="invalid_api_key", headers=headers)
+
+    async def _read(
+        self, receive: Receive, refusal: ApiError | None
+    ) -> tuple[bytes | None, ApiError | None]:
+        """The body, None when the client has gone; or why it is refused."""
+        limit = self._limits.max_body_bytes
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None, None
+            size += len(message.get("body", b""))
+            if size > limit and refusal is None:
+                text = f"the body has more than {limit} bytes, which is the most that is read"
+                refusal = ApiError(413, text, code="request_too_large")
+            if refusal is None:
+                pieces.append(message.get("body", b""))
+            else:
+                pieces.clear()
+            if not message.get("more_body", False):
+                return b"".join(pieces), refusal
+
+    def _watched(self, send: Send) -> Send:
+        """Sends within the client's time; a client that takes nothing loses its answer."""
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= _FIRST_ERROR:
+                self._on_refusal(message["status"])
+            try:
+                async with asyncio.timeout(self._limits.client_timeout_s):
+                    await send(message)
+            except TimeoutError:
+                _LOG.warning("event=slow_client timeout_s=%g", self._limits.client_timeout_s)
+                raise ConnectionAbortedError("the client takes nothing") from None
+
+        return sending
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """The body in one message, then what comes from the client."""
+    pending = [body]
+
+    async def receiving() -> Message:
+        if pending:
+            return {"type": "http.request", "body": pending.pop(), "more_body": False}
+        return await receive()
+
+    return receiving

@@ -1,0 +1,126 @@
+"""The answer of one sample as callers see it: text, finish reason, log-probabilities.
+
+Log-probabilities wait with the text that they belong to, and those of tokens that show nothing,
+the stop token and what a stop string hides, are left out: text and tokens agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftsmith.decoding import AnswerText, Request, Result, TokenLogprobs, TokenText
+from draftsmith.serving.engine_thread import Update
+
+_LEAST = -9999.0  # what OpenAI's API says of a token that is next to impossible
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token that is shown, with its log-probabilities."""
+
+    token_id: int
+    found: TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What an update lets be shown.
+
+    Attributes:
+        text: Maybe empty.
+        tokens: Their log-probabilities, where asked for.
+        offset: Characters of the answer before it.
+        finish_reason: stop or length, with the last piece.
+    """
+
+    text: str
+    tokens: Sequence[Token]
+    offset: int
+    finish_reason: str | None
+
+    @property
+    def is_worth_sending(self) -> bool:
+        """Whether there is anything in it."""
+        return bool(self.text or self.tokens or self.finish_reason)
+
+
+class Sample:
+    """One sample.
+
+    Args:
+        request: The engine's request.
+        token_text: What tokens spell.
+    """
+
+    def __init__(self, request: Request, token_text: TokenText) -> None:
+        self._token_text = token_text
+        self._text = AnswerText(token_text, request.params.stop_strings)
+        self._waiting: list[Token] = []
+        self._offset = 0
+        self.result: Result | None = None
+
+    def add(self, update: Update) -> Piece:
+        """Take in what a round committed."""
+        self.result = update.result
+        text = self._text.add(update.token_ids, update.result)
+        tokens = zip(update.token_ids, update.logprobs, strict=bool(update.logprobs))
+        self._waiting += [Token(token_id, found) for token_id, found in tokens]
+        reason = None
+        if self.result is not None:
+            reason = self.result.finish_reason
+            self._hide(self.result)
+        shown: list[Token] = []
+        if text or reason:
+            shown, self._waiting = self._waiting, []
+        piece = Piece(text, shown, self._offset, reason)
+        self._offset += len(text)
+        return piece
+
+    def _hide(self, result: Result) -> None:
+        """Leave out the tokens at the end that show nothing."""
+        if isinstance(result.stopped_by, int):
+            del self._waiting[-1:]
+        num_hidden = self._text.num_hidden(result)
+        while self._waiting and num_hidden > 0:
+            num_hidden -= len(self._token_text.spelled(self._waiting[-1].token_id))
+            if num_hidden >= 0:
+                self._waiting.pop()
+
+
+def chat_logprobs(tokens: Sequence[Token], token_text: TokenText) -> dict[str, Any]:
+    """As chat completions show them."""
+    entries = []
+    for token in tokens:
+        top = [_entry(token_id, value, token_text) for token_id, value in token.found.top]
+        entry = _entry(token.token_id, token.found.logprob, token_text)
+        entries.append({**entry, "top_logprobs": top})
+    return {"content": entries, "refusal": None}
+
+
+def completion_logprobs(
+    tokens: Sequence[Token], token_text: TokenText, offset: int
+) -> dict[str, Any]:
+    """As completions show them; offsets count characters of what tokens spell."""
+    names = [_spelled(token.token_id, token_text) for token in tokens]
+    places = [offset + sum(map(len, names[:place])) for place in range(len(names))]
+    return {
+        "tokens": names,
+        "token_logprobs": [max(token.found.logprob, _LEAST) for token in tokens],
+        "top_logprobs": [
+            {_spelled(i, token_text): max(value, _LEAST) for i, value in token.found.top}
+            for token in tokens
+        ],
+        "text_offset": places,
+    }
+
+
+def _entry(token_id: int, logprob: float, token_text: TokenText) -> dict[str, Any]:
+    spelled = token_text.spelled(token_id)
+    name = spelled.decode(errors="replace")
+    return {"token": name, "bytes": list(spelled), "logprob": max(logprob, _LEAST)}
+
+
+def _spelled(token_id: int, token_text: TokenText) -> str:
+    return token_text.spelled(token_id).decode(errors="replace")

@@ -1,0 +1,206 @@
+"""Bodies of requests: OpenAI's fields, strictly typed, and a few of other engines.
+
+What is not here is refused by name and never ignored. Null stands for a field that is not given.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+_MAX_TOP = 20
+_INT_64 = 1 << 63
+_INT_31 = 1 << 31
+
+
+def _whole(text: str) -> str:
+    """JSON can escape half a surrogate pair, which is no character and no tokenizer takes."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise PydanticCustomError("no_text", "Input should be valid Unicode text")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
+StopString = Annotated[Text, Field(min_length=1, max_length=500)]
+TokenId = Annotated[int, Field(ge=0, lt=_INT_31)]
+# One string stands for a list of one.
+Stops = Annotated[
+    list[StopString],
+    Field(max_length=16),
+    BeforeValidator(
+        lambda value: [value] if isinstance(value, str) else value,
+        json_schema_input_type=StopString | list[StopString],
+    ),
+]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:  # noqa: ANN401  whatever was sent
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None}
+
+
+def conflict(param: str, reason: str) -> PydanticCustomError:
+    """The error for a field that does not go with another one."""
+    return PydanticCustomError("conflict", "{reason}", {"param": param, "reason": reason})
+
+
+class StreamOptions(_Body):
+    """How a stream ends."""
+
+    include_usage: bool = False
+
+
+class TextFormat(_Body):
+    """The one format there is."""
+
+    type: Literal["text"]
+
+
+class SamplingFields(_Body):
+    """What both kinds of completion take."""
+
+    model: Text
+    max_tokens: int | None = Field(default=None, ge=1, lt=_INT_31)
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    n: int = Field(default=1, ge=1, le=128)
+    seed: int | None = Field(default=None, ge=-_INT_64, lt=_INT_64)
+    stop: Stops = Field(default_factory=list)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(
+        default_factory=dict, max_length=1024
+    )
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    # Of other engines.
+    top_k: int = Field(default=0, ge=0, lt=_INT_31, description="0 is off.")
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    repetition_penalty: float = Field(default=1.0, ge=0.1, le=10)
+    min_tokens: int = Field(default=0, ge=0, lt=_INT_31)
+    # Taken without effect: none of them changes an answer. `metadata.domain` labels telemetry.
+    metadata: dict[Text, Text] = Field(default_factory=dict)
+    user: str = ""
+    safety_identifier: str = ""
+    prompt_cache_key: str = ""
+    store: bool = False
+    service_tier: Literal["auto", "default"] = "auto"
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class TextPart(_Body):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: Text
+
+
+def _parts(content: object) -> object:
+    """A plain text is a message of one part."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class Message(_Body):
+    """A turn of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        list[TextPart],
+        Field(min_length=1),
+        BeforeValidator(_parts, json_schema_input_type=Text | list[TextPart]),
+    ]
+
+    @property
+    def plain(self) -> dict[str, str]:
+        """The turn as a chat template takes it."""
+        content = "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class ChatRequest(SamplingFields):
+    """Body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = Field(default=None, ge=1, lt=_INT_31)
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=_MAX_TOP)
+    response_format: TextFormat | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise conflict("top_logprobs", "needs logprobs: true")
+        given = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(given) > 1:
+            raise conflict("max_tokens", "differs from max_completion_tokens; give one of them")
+        return self
+
+    @property
+    def num_top(self) -> int | None:
+        """Most probable tokens that are wanted beside each; None is without log-probabilities."""
+        return self.top_logprobs if self.logprobs else None
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Most tokens of an answer; None is as many as fit."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+class CompletionRequest(SamplingFields):
+    """Body of /v1/completions."""
+
+    prompt: (
+        Text
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[Text], Field(min_length=1, max_length=128)]
+        | Annotated[
+            list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=128)
+        ]
+    )
+    max_tokens: int | None = Field(default=16, ge=1, lt=_INT_31)
+    logprobs: int | None = Field(default=None, ge=0, le=_MAX_TOP)
+    echo: Literal[False] = False
+    best_of: int | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> CompletionRequest:
+        if self.best_of not in (None, self.n):
+            raise conflict("best_of", "is not supported: every sample is returned")
+        return self
+
+    @property
+    def num_top(self) -> int | None:
+        """Most probable tokens that are wanted beside each; None is without log-probabilities."""
+        return self.logprobs
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Most tokens of an answer."""
+        return self.max_tokens
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt, as text or as tokens."""
+        prompt = self.prompt
+        if isinstance(prompt, str) or isinstance(prompt[0], int):
+            return [prompt]
+        return list(prompt)

@@ -1,0 +1,130 @@
+"""The thread that drives engines: faults, order, and nobody who waits for ever."""
+
+from __future__ import annotations
+
+import copy
+import queue
+
+import pytest
+import torch
+
+from draftsmith.decoding import Engine, NoProposer, Request, SamplingParams
+from draftsmith.serving.engine_thread import EngineThread
+
+BAD_TOKEN = 2
+PARAMS = SamplingParams(max_new_tokens=6)
+
+
+@pytest.fixture
+def running():
+    """A thread, and the updates that it delivers."""
+    updates = queue.Queue()
+
+    def deliver(delivered):
+        for update in delivered:
+            updates.put(update)
+
+    thread = EngineThread(deliver)
+    thread.start()
+    yield thread, updates
+    if thread.is_alive:
+        thread.close()
+
+
+def last_updates(updates, count):
+    """The last update of so many requests, by their ids."""
+    found = {}
+    while len(found) < count:
+        update = updates.get(timeout=60)
+        if update.is_last:
+            found[update.request_id] = update
+    return found
+
+
+@pytest.fixture
+def engine(pair):
+    engine = Engine(pair.target.model, NoProposer(), max_rows=2, draft_length=0)
+    engine.open(64)
+    return engine
+
+
+def test_a_fault_fails_its_request_and_no_other(running, pair):
+    thread, updates = running
+    broken = copy.deepcopy(pair.target.model)
+    broken.set_output_embeddings(copy.deepcopy(broken.get_output_embeddings()))
+    with torch.no_grad():
+        embedding = torch.nn.Embedding.from_pretrained(
+            broken.get_input_embeddings().weight.detach().clone()
+        )
+        embedding.weight[BAD_TOKEN] = torch.nan
+    broken.set_input_embeddings(embedding)
+    engine = Engine(broken, NoProposer(), max_rows=2, draft_length=0)
+    engine.open(64)
+    params = SamplingParams(max_new_tokens=6, logit_bias=[(BAD_TOKEN, -100)])
+    requests = [Request("bad", [7, BAD_TOKEN, 9], params), Request("good", [7, 8, 9], params)]
+    thread.submit(engine, requests)
+    found = last_updates(updates, 2)
+    assert "NaN" in str(found["bad"].fault)
+    assert found["good"].fault is None
+    assert len(found["good"].result.token_ids) == 6
+
+
+def test_an_engine_that_breaks_fails_what_is_in_it_and_serves_on(running, engine, monkeypatch):
+    thread, updates = running
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda: 1 // 0)
+    thread.submit(engine, [Request("a", [7], PARAMS), Request("b", [8], PARAMS)])
+    found = last_updates(updates, 2)
+    assert {type(update.fault) for update in found.values()} == {ZeroDivisionError}
+    monkeypatch.setattr(engine, "step", step)
+    thread.submit(engine, [Request("a", [7], PARAMS)])
+    assert len(last_updates(updates, 1)["a"].result.token_ids) == 6
+
+
+def test_what_the_engine_refuses_comes_back_as_a_fault(running, engine):
+    thread, updates = running
+    thread.submit(engine, [Request("long", [7] * 70, PARAMS)])
+    assert "76 tokens" in str(last_updates(updates, 1)["long"].fault)
+
+
+def test_two_engines_take_turns_and_give_what_each_gives_alone(running, engine, pair):
+    thread, updates = running
+    other = Engine(pair.target.model, NoProposer(), max_rows=1, draft_length=0)
+    other.open(64)
+    alone = Engine(pair.target.model, NoProposer(), max_rows=1, draft_length=0)
+    expected = [alone.generate([Request("x", [i], PARAMS)])[0].token_ids for i in (7, 8)]
+    thread.submit(engine, [Request("a", [7], PARAMS)])
+    thread.submit(other, [Request("b", [8], PARAMS)])
+    found = last_updates(updates, 2)
+    assert [found[name].result.token_ids for name in "ab"] == expected
+
+
+def test_a_chore_goes_on_between_rounds_and_its_error_is_its_callers(running, engine):
+    thread, updates = running
+
+    def chore():
+        for _ in range(3):
+            yield
+        return "done"
+
+    def broken():
+        yield
+        raise ValueError("broken")
+
+    thread.submit(engine, [Request("a", [7], PARAMS)])
+    done, failed = thread.run(chore()), thread.run(broken())
+    assert done.result(60) == "done"
+    with pytest.raises(ValueError, match="broken"):
+        failed.result(60)
+    assert last_updates(updates, 1)["a"].result is not None
+
+
+def test_closing_ends_what_is_unfinished(running, engine):
+    thread, updates = running
+    long = SamplingParams(max_new_tokens=60, min_new_tokens=60, stop_token_ids=(1,))
+    thread.submit(engine, [Request(name, [7], long) for name in "abc"])
+    thread.abort(["a", "nobody"])
+    assert last_updates(updates, 1)["a"].result.finish_reason == "abort"
+    thread.close()
+    assert set(last_updates(updates, 2)) == {"b", "c"}
+    assert not thread.is_alive

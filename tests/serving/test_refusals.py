@@ -219,7 +219,7 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def narrow(project):
     """Room for one sample and one that waits, and little patience with clients."""
-    limits = {"max_rows": 1, "max_queue": 1, "request_timeout_s": 2, "client_timeout_s": 1}
+    limits = {"max_rows": 1, "max_queue": 1, "request_timeout_s": 1, "client_timeout_s": 1}
     with serving(project.root, limits=limits) as running:
         yield running
 

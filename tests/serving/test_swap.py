@@ -127,7 +127,7 @@ def test_a_pair_that_fails_its_test_is_refused_and_the_old_one_stays(
 
 def test_a_pair_whose_files_are_damaged_is_refused(project, following, promoted_again, tmp_path):
     pair = promoted_again.resolve("2").pair
-    (weights,) = ((project.root / "mlartifacts").rglob("*/draft/model.safetensors"),)
+    weights = (project.root / "mlartifacts").rglob("*/draft/model.safetensors")
     held = [path for path in weights if is_of(path, project, "2")]
     backup = [(path, path.read_bytes()) for path in held]
     copy = project.root / "models" / "champions" / short(pair.pair_digest)

@@ -75,7 +75,7 @@ class Engine:
         self._token_text = token_text
         self._batch = self._empty_batch()
         self._line = Admission(self._target, proposer)
-        self._num_rows = self._max_context = 0
+        self._num_rows = self.max_context = 0
 
     def generate(self, requests: Sequence[Request]) -> list[Result]:
         """Decode all requests; results in their order.
@@ -124,11 +124,11 @@ class Engine:
     def _reset(self, *, rows: int, context: int, chunk: int | None) -> None:
         self._batch = self._empty_batch()
         self._line.reset(num_rows=rows, chunk=chunk)
-        self._num_rows, self._max_context = rows, context
+        self._num_rows, self.max_context = rows, context
 
     def _reserve(self) -> None:
         for cached in (self._target, self._proposer):
-            slots = self._max_context + self.max_draft_length + 1
+            slots = self.max_context + self.max_draft_length + 1
             cached.reserve(rows=self._num_rows, slots=slots)
 
     @property
@@ -205,12 +205,12 @@ class Engine:
         return Batch(self._target.device, int(self._target.config.vocab_size), purpose)
 
     @property
-    def max_tokens(self) -> int:
-        """Most tokens that a request may have since the engine was opened, answer included."""
-        return min(self._target.max_positions, self._proposer.max_positions, self._max_context)
+    def max_positions(self) -> int:
+        """Most tokens of a request that target and proposer hold, answer included."""
+        return min(self._target.max_positions, self._proposer.max_positions)
 
     def _check(self, requests: Sequence[Request]) -> None:
-        limit = self.max_tokens
+        limit = min(self.max_positions, self.max_context)
         vocab = int(self._target.config.vocab_size)
         if requests and not self._num_rows:
             raise DecodingError(

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -90,6 +90,7 @@ class EngineThread:
     def run(self, chore: Generator[None, None, T]) -> Future[T]:
         """Advance a generator on the thread, a step between rounds; the future gets its value."""
         done: Future[T] = Future()
+        done.set_running_or_notify_cancel()  # whoever waits may go away; the chore is finished
         self._commands.put(lambda: self._chores.append((chore, done)))
         return done
 
@@ -110,7 +111,7 @@ class EngineThread:
         finally:  # nobody may wait for a thread that has ended, however it ended
             self._fail(list(self._engines), RuntimeError("the engine has ended"))
             for _, done in self._chores:
-                done.cancel()
+                done.set_exception(CancelledError())
 
     def _obey(self) -> None:
         """Carry out what was asked for; waits where there is nothing else to do."""
@@ -149,7 +150,7 @@ class EngineThread:
             _LOG.exception("event=engine_failed")
             mine = [name for name, other in self._engines.items() if other is engine]
             self._fail(mine, error)
-            engine.open(engine.max_tokens)
+            engine.open(engine.max_context)
         else:
             self._report(events)
 

@@ -5,6 +5,7 @@ What is not here is refused by name and never ignored. Null stands for a field t
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -20,11 +21,12 @@ from pydantic_core import PydanticCustomError
 _MAX_TOP = 20
 _INT_64 = 1 << 63
 _INT_31 = 1 << 31
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def _whole(text: str) -> str:
     """JSON can escape half a surrogate pair, which is no character and no tokenizer takes."""
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if _HALF.search(text):
         raise PydanticCustomError("no_text", "Input should be valid Unicode text")
     return text
 

@@ -73,8 +73,8 @@ def prepare(
     if length is None:
         length = "adaptive" if pair.has_costs(limits.max_rows) else pair.draft_length
     engine = pair.engine(length, max_rows=limits.max_rows, verify=options.verify)
-    engine.open(limits.max_context)
-    return ServedPair(pair, engine, name, version, length, engine.max_tokens)
+    max_tokens = min(limits.max_context, engine.max_positions)
+    return ServedPair(pair, engine, name, version, length, max_tokens)
 
 
 def self_test(served: ServedPair) -> Generator[None, None, None]:

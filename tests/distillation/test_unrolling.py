@@ -92,7 +92,7 @@ def test_an_unrolled_run_gives_what_the_decoder_drafts(kind, start):
     head, signals = objective.head, OnlineSignals(target, LAYERS)
     with torch.no_grad():
         fused = head.fuse(signals.signal(collate([sequence], [0])).features)
-        runs = list(objective._unrolled(torch.tensor([text[1:]]), fused))
+        runs = list(objective.unrolled(torch.tensor([text[1:]]), fused))
         slots = SlotModel(copy.deepcopy(head))
         slots.reserve(rows=1, slots=32)
         entry = start - 2  # the last one whose feature the target has made
@@ -105,6 +105,22 @@ def test_an_unrolled_run_gives_what_the_decoder_drafts(kind, start):
             # The draft is right: the next entry holds the text's own token.
             tokens = torch.tensor([[text[entry + depth + 2]]])
             places, features = places[:, -1:] + 1, output.features
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize("first", [1, 3, 6])
+def test_prompts_may_be_left_out_of_later_runs(kind, first):
+    objective = make_objective(make_target(kind), unroll=4)
+    tokens = torch.tensor([some_sequences(6)[5].token_ids[1:]])
+    features = torch.randn(1, tokens.shape[1], 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = list(objective.unrolled(tokens, features))
+        short = list(objective.unrolled(tokens, features, first=first))
+    assert torch.equal(whole[0], short[0])
+    for ours, theirs in zip(short[1:], whole[1:], strict=True):
+        assert ours.shape[1] == tokens.shape[1] - first
+        right = slice(first + 4, None)
+        torch.testing.assert_close(ours[:, 4:], theirs[:, right], atol=1e-5, rtol=1e-4)
 
 
 def test_eight_sequences_are_learned_by_heart(target, tmp_path):
@@ -266,7 +282,7 @@ def test_the_first_draft_of_a_round_is_the_first_runs(target):
     signals = OnlineSignals(target, LAYERS)
     sequence = some_sequences()[2]
     fused = head.fuse(signals.signal(collate([sequence], [0])).features)
-    (run,) = objective._unrolled(torch.tensor([text[1:]]), fused)
+    (run,) = objective.unrolled(torch.tensor([text[1:]]), fused)
     expected = head.logits(run)[0].argmax(-1)
     own = copy.deepcopy(head)
     proposer = FeatureProposer(own, own)

@@ -44,14 +44,16 @@ class Project:
         """Socket of the server behind the shim."""
         return self.shims / "socket"
 
-    def configure(self, **sections: Mapping[str, Any]) -> None:
+    def configure(self, recipe: str = "student", **sections: Mapping[str, Any]) -> None:
         """Write params.yaml: the small budgets, with keys of `sections` over them."""
         override = copy.deepcopy(self.world.override)
+        drafts = override.get("drafts", {})
+        override["drafts"] = {name: keys for name, keys in drafts.items() if name == recipe}
         for name, keys in sections.items():
             override.setdefault(name, {}).update(keys)
         params = {
             "groups": {"target": "default"},
-            "recipes": ["student"],
+            "recipes": [recipe],
             "override": override,
         }
         (self.root / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")

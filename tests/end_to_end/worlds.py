@@ -191,7 +191,7 @@ WORLDS: dict[str, World] = {
                 "mixed_precision": "no",
                 "checkpoint_steps": 100,
             },
-            "drafts": {"student": {"vocabulary_size": 256}},
+            "drafts": {"student": {"vocabulary_size": 256}, "eagle": {"vocabulary_size": 256}},
             "evaluation": {
                 "temperatures": [0.0],
                 "decoding_prompts": 32,

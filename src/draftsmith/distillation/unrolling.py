@@ -75,9 +75,11 @@ class UnrolledObjective(nn.Module):
         places = batch.mask[:, 1:].to(device)
         entries = places.nonzero()[:, 1]
         features = self.head.fuse(signal.features.to(device))
-        unrolled = self._unrolled(batch.token_ids[:, 1:].to(device), features)
+        first = max(int(entries.min()) - len(self._weights), 0) if len(entries) else 0
+        unrolled = self.unrolled(batch.token_ids[:, 1:].to(device), features, first=first)
+        own = [run[places[:, places.shape[1] - run.shape[1] :]] for run in unrolled]
         # Normed here: what is trained has to lie outside the chunks.
-        runs = torch.stack([self.head.norm(own[places]) for own in unrolled], 1)
+        runs = torch.stack([self.head.norm(run) for run in own], 1)
         has_round = entries[:, None] >= torch.arange(runs.shape[1], device=device)
         weights = torch.tensor(self._weights, device=device) * has_round
 
@@ -98,36 +100,46 @@ class UnrolledObjective(nn.Module):
         logits = self._target_head(hidden.to(device)).float()
         return logits - normaliser.to(device)[:, None]
 
-    def _unrolled(self, tokens: Tensor, features: Tensor) -> Iterator[Tensor]:
+    def unrolled(self, tokens: Tensor, features: Tensor, *, first: int = 0) -> Iterator[Tensor]:
         """The own features of each run, `[rows, entries, hidden]`.
 
         Args:
             tokens: int64 `[rows, entries]`: those behind the features.
             features: `[rows, entries, hidden]`: the target's, fused.
+            first: Runs behind the first begin at this entry, for texts whose prompts nobody drafts.
+                What they give is right from entry `first + unroll` on.
         """
-        entries = tokens.shape[1]
-        positions = torch.arange(entries, device=tokens.device)[None]
+        num_entries = tokens.shape[1]
         options = {self._cache_argument: DynamicCache()}  # collects the keys of all runs
+        begin = 0
         for step in range(1, len(self._weights) + 1):
-            visible = visible_entries(entries, step, self._window, device=tokens.device)
+            visible = visible_entries(
+                num_entries, step, self._window, first=first, device=tokens.device
+            )
             mask = torch.zeros(visible.shape, dtype=features.dtype, device=tokens.device)
             mask.masked_fill_(~visible, -torch.inf)
             own = self.head.run(
-                tokens,
+                tokens[:, begin:],
                 features,
                 attention_mask=mask[None, None].expand(len(tokens), 1, -1, -1),
-                position_ids=positions,
+                position_ids=torch.arange(begin, num_entries, device=tokens.device)[None],
                 use_cache=True,
                 **options,
             )
             yield own
-            features = nn.functional.pad(own[:, :-1], (0, 0, 1, 0))
+            before = nn.functional.pad(own[:, :-1], (0, 0, 1, 0))
+            features, begin = before[:, first - begin :], first
 
 
 def visible_entries(
-    entries: int, step: int, window: int | None, *, device: torch.device | None = None
+    entries: int,
+    step: int,
+    window: int | None,
+    *,
+    first: int = 0,
+    device: torch.device | None = None,
 ) -> Tensor:
-    """What the entries of run `step` (from 1) see: bool `[entries, step * entries]`.
+    """What the entries of run `step` (from 1) see.
 
     Keys come run by run. Of run 1 an entry t sees those up to t - step + 1, of a later run i its
     round's only one, t - step + i, which for i = step is the entry itself.
@@ -136,13 +148,19 @@ def visible_entries(
         entries: Number of entries.
         step: The run.
         window: Entries seen at most, the own one included; None is all.
+        first: The entry at which runs behind the first begin.
         device: Of the result.
+
+    Returns:
+        bool `[entries, entries]` for run 1, else `[entries - first, keys]` with the entries of run
+        1 and `entries - first` of each later run as keys.
     """
-    key = torch.arange(entries, device=device)
-    query = key[:, None]
-    runs = [key <= query - step + 1]
-    runs += [key == query - step + later for later in range(2, step + 1)]
+    every, late = (torch.arange(begin, entries, device=device) for begin in (0, first))
+    query = (every if step == 1 else late)[:, None]
+    keys = [every] + [late] * (step - 1)
+    runs = [every <= query - step + 1]
+    runs += [late == query - step + later for later in range(2, step + 1)]
     visible = torch.cat(runs, 1)
     if window is not None:
-        visible &= key.repeat(step) > query - window
+        visible &= torch.cat(keys) > query - window
     return visible

@@ -156,7 +156,8 @@ class SlotModel:
         assert self.cache is not None, "reserve() comes first"
         self._require_slot_attention()
         positions = positions.clamp(max=self.max_positions - 1)
-        shape = Shape(*tokens.shape, min(_rounded(span), self.cache.slots), keep)
+        rows, width = tokens.shape
+        shape = Shape(rows, width, min(_rounded(span), self.cache.slots), keep)
         return self._output(Inputs(tokens, positions, positions), shape, first_row, **more)
 
     def _require_slot_attention(self) -> None:

@@ -59,20 +59,21 @@ class EagleHead(PreTrainedModel):
         hidden = int(body.config.hidden_size)
         dtype, device = body.dtype, body.device
         self.feature_layers = tuple(feature_layers)
-        self.body = body
-        self.norm = body.norm
+        self.body: Any = body  # torch does not know what its parts are
+        self.norm: Any = body.norm
         self.lm_head = lm_head
         body.norm = nn.Identity()  # the layer's output is the feature; only logits are normed
         width = hidden * len(self.feature_layers)
         self.fc = nn.Linear(width, hidden, bias=False, dtype=dtype, device=device)
-        layer = body.layers[0]
+        layer = self.body.layers[0]
         for name in JOINED:
             setattr(layer.self_attn, name, _widened(getattr(layer.self_attn, name)))
         layer.input_layernorm = _JoinedNorm(layer.input_layernorm)
 
     def get_input_embeddings(self) -> nn.Module:
         """The target's embedding."""
-        return self.body.get_input_embeddings()
+        embedding: nn.Module = self.body.get_input_embeddings()
+        return embedding
 
     def get_output_embeddings(self) -> nn.Module:
         """The target's output rows."""

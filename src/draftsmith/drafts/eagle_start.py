@@ -74,7 +74,8 @@ def build_head(
             rest = name.removeprefix(_LAYER)
             theirs = (f"{prefix}{index}.{_without_half(rest)}" for index in (0, last))
             state[name] = _initial(rest, *(source[origin] for origin in theirs))
-    state |= {f"norm.{name}": value for name, value in target.base_model.norm.state_dict().items()}
+    norm: Any = target.base_model.norm
+    state |= {f"norm.{name}": value for name, value in norm.state_dict().items()}
     hidden = int(config.hidden_size)
     passing = head.fc.weight.new_zeros(hidden, hidden * len(feature_layers))
     passing[:, -hidden:] = torch.eye(hidden)
@@ -111,9 +112,10 @@ def empty_head(
         DraftError: The target's class has no attention that can read two inputs.
     """
     student = empty_student(config, target, token_ids)
-    _require_two_inputs(student.base_model, target)
-    head = EagleHead(student.base_model, student.get_output_embeddings(), feature_layers)
-    head.eval()
+    body: Any = student.base_model
+    _require_two_inputs(body, target)
+    head = EagleHead(body, student.get_output_embeddings(), feature_layers)
+    head.train(mode=False)
     return head
 
 
@@ -140,7 +142,7 @@ def _require_two_inputs(body: nn.Module, target: PreTrainedModel) -> None:
 
 
 @torch.no_grad()
-def _passes_through(body: nn.Module, hidden: int) -> bool:
+def _passes_through(body: Any, hidden: int) -> bool:  # noqa: ANN401  torch knows no parts of it
     """Whether the body without layer and norm gives back what it is given."""
     layers, norm = body.layers, body.norm
     body.layers, body.norm = nn.ModuleList(), nn.Identity()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.evaluation.timing import median_ms
@@ -50,7 +51,8 @@ class ModelSize:
     @classmethod
     def of(cls, model: PreTrainedModel) -> ModelSize:
         """Count a live model; a head that is tied to the embedding counts once."""
-        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        embedding: Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
+        head = model.get_output_embeddings().weight
         used = {id(p): p for p in model.parameters() if p is not embedding or p is head}
         config: Any = model.config.get_text_config()
         heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from draftsmith.artifacts import atomic_directory, write_json, write_text
@@ -90,9 +90,9 @@ def _write_draft(pair: Pair, folder: Path, length: int) -> None:
 
 def _tie(model: PreTrainedModel) -> None:
     """Say in the configuration whether embedding and head are one, so that one is written."""
-    embedding: nn.Embedding = model.get_input_embeddings()
-    head: nn.Linear = model.get_output_embeddings()
-    model.config.tie_word_embeddings = head.weight.data_ptr() == embedding.weight.data_ptr()
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    assert isinstance(embedding, Tensor)
+    model.config.tie_word_embeddings = head.data_ptr() == embedding.data_ptr()
 
 
 def _generation(pair: Pair, length: int) -> GenerationConfig:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -65,14 +65,14 @@ class EagleHead(PreTrainedModel):
         body.norm = nn.Identity()  # the layer's output is the feature; only logits are normed
         width = hidden * len(self.feature_layers)
         self.fc = nn.Linear(width, hidden, bias=False, dtype=dtype, device=device)
-        layer = self.body.layers[0]
+        layer = cast(Any, body).layers[0]
         for name in JOINED:
             setattr(layer.self_attn, name, _widened(getattr(layer.self_attn, name)))
         layer.input_layernorm = _JoinedNorm(layer.input_layernorm)
 
     def get_input_embeddings(self) -> nn.Module:
         """The target's embedding."""
-        embedding: nn.Module = self.body.get_input_embeddings()
+        embedding: nn.Embedding = self.body.get_input_embeddings()
         return embedding
 
     def get_output_embeddings(self) -> nn.Module:

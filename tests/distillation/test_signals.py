@@ -174,4 +174,4 @@ def test_the_marker_says_what_is_there(tmp_path, target, sequences):
     cache(tmp_path, target, sequences)
     positions = sum(sequence.num_predicted for sequence in sequences)
     marker = json.loads((tmp_path / "finished.json").read_text())
-    assert marker == {"positions": positions, "width": 32}
+    assert marker == {"positions": positions, "width": 32, "feature_layers": []}

@@ -17,60 +17,57 @@ Verify = Annotated[
     typer.Option(metavar="rejection|match", help="match: a seed's answer depends on no draft."),
 ]
 Seconds = Annotated[float, typer.Option(min=0.1)]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
+MaxRows = Annotated[int, typer.Option(min=1, help="Samples decoded at once.")]
+MaxQueue = Annotated[int, typer.Option(min=0, help="Samples that may wait.")]
+MaxContext = Annotated[int, typer.Option(min=2, help="Tokens, prompt and answer.")]
+ServedLength = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|adaptive",
+        help="Tokens drafted a round; default: adaptive where costs of this device were "
+        "measured, else the best length. `adaptive` measures them at need.",
+    ),
+]
+Drain = Annotated[int, typer.Option(min=0, help="Seconds to end what was begun.")]
+Poll = Annotated[float, typer.Option(min=0, help="Seconds; 0 follows no alias.")]
+Telemetry = Annotated[Path | None, typer.Option(help="File that gets one line a request.")]
+ApiKeys = Annotated[
+    Path | None, typer.Option(help="File, one key a line; else DRAFTSMITH_API_KEYS.")
+]
 
 
 @reported
 def serve(  # noqa: PLR0913  one option a question
     uri: Pair,
     *,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    max_rows: Annotated[int, typer.Option(min=1, help="Samples decoded at once.")] = 8,
-    max_queue: Annotated[int, typer.Option(min=0, help="Samples that may wait.")] = 64,
-    max_context: Annotated[int, typer.Option(min=2, help="Tokens, prompt and answer.")] = 4096,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    max_rows: MaxRows = 8,
+    max_queue: MaxQueue = 64,
+    max_context: MaxContext = 4096,
     max_body: AtLeastOne = 1 << 20,
-    draft_length: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|adaptive",
-            help="Tokens drafted a round; default: adaptive where costs of this device were "
-            "measured, else the best length. `adaptive` measures them at need.",
-        ),
-    ] = None,
+    draft_length: ServedLength = None,
     verify: Verify = "rejection",
     request_timeout: Seconds = 600.0,
     client_timeout: Seconds = 30.0,
-    drain: Annotated[int, typer.Option(min=0, help="Seconds to end what was begun.")] = 60,
-    poll: Annotated[float, typer.Option(min=0, help="Seconds; 0 follows no alias.")] = 30.0,
-    telemetry: Annotated[
-        Path | None, typer.Option(help="File that gets one line a request.")
-    ] = None,
-    api_keys: Annotated[
-        Path | None, typer.Option(help="File, one key a line; else DRAFTSMITH_API_KEYS.")
-    ] = None,
+    drain: Drain = 60,
+    poll: Poll = 30.0,
+    telemetry: Telemetry = None,
+    api_keys: ApiKeys = None,
     target: TargetFolder = None,
     device: str = "cpu",
     root: Root = HERE,
     as_json: AsJson = False,
 ) -> None:
-    """Serve a pair over OpenAI's API until a signal; follows the alias that it is named by.
-
-    With --json its address and pair are written once it answers.
-    """
-    # torch and FastAPI are slow to import.
-    from draftsmith.serving.served_pair import EngineOptions  # noqa: PLC0415
+    """Serve a pair over OpenAI's API until a signal; follows the alias. --json tells the address."""
+    from draftsmith.serving.served_pair import EngineOptions  # noqa: PLC0415  slow to import
     from draftsmith.serving.server import PairServer, ServeOptions  # noqa: PLC0415
     from draftsmith.serving.settings import Limits, read_keys  # noqa: PLC0415
     from draftsmith.serving.source import PairSource  # noqa: PLC0415
 
-    if verify not in ("rejection", "match"):
-        raise ConfigError(
-            "reading --verify",
-            found=repr(verify),
-            expected="rejection or match",
-            remedy="pass one of these",
-        )
-    logging.getLogger("draftsmith").setLevel(logging.INFO)
+    _require_mode(verify)
     options = ServeOptions(
         PairSource(uri, root, target, device),
         engine=EngineOptions(parse_draft_length(draft_length), verify),  # type: ignore[arg-type]  # just checked
@@ -88,7 +85,18 @@ def serve(  # noqa: PLR0913  one option a question
         if as_json and server.state is not None:
             write_json({"url": server.url, **server.state.health()})
 
+    logging.getLogger("draftsmith").setLevel(logging.INFO)
     server.run(on_ready)
+
+
+def _require_mode(verify: str) -> None:
+    if verify not in ("rejection", "match"):
+        raise ConfigError(
+            "reading --verify",
+            found=repr(verify),
+            expected="rejection or match",
+            remedy="pass one of these",
+        )
 
 
 @reported

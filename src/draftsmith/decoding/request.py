@@ -155,21 +155,21 @@ class Request:
         request_id: Unique among the requests of one call.
         prompt_ids: At least one token.
         params: How to sample it.
+        logits_processors: Change the scores after penalties and before the temperature, one after
+            the other; each is called with the row's text, int64 `[1, tokens]`, and float32 scores
+            `[1, vocab]`. Only an engine with `verify="match"` takes them.
         draw_key: With the seed, the key of all its draws; None takes the request id. Requests with
             the same seed, key and prompt get the same tokens.
         num_top: Its events carry the log-probabilities of their tokens and of so many most probable
             ones; None is without.
-        logits_processors: Change the scores after penalties and before the temperature, one after
-            the other; each is called with the row's text, int64 `[1, tokens]`, and float32 scores
-            `[1, vocab]`. Only an engine with `verify="match"` takes them.
     """
 
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
+    logits_processors: Sequence[LogitsProcessor] = ()
     draw_key: str | None = None
     num_top: int | None = None
-    logits_processors: Sequence[LogitsProcessor] = ()
 
 
 def require_means(request: Request, *, can_match: bool, can_spell: bool) -> None:

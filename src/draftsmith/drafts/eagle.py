@@ -72,7 +72,8 @@ class EagleHead(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """The target's embedding."""
-        embedding: nn.Embedding = self.body.get_input_embeddings()
+        embedding: Any = self.body.get_input_embeddings()
+        assert isinstance(embedding, nn.Module)
         return embedding
 
     def get_output_embeddings(self) -> nn.Module:

@@ -15,7 +15,7 @@ from draftsmith.decoding import DraftModelProposer, FeatureProposer, Proposer, S
 from draftsmith.decoding.features import layer_inputs
 from draftsmith.decoding.steps import BuildStep
 from draftsmith.drafts.eagle import EagleHead
-from draftsmith.drafts.manifest import CAUSAL_LM, DraftManifest
+from draftsmith.drafts.manifest import CAUSAL_LM, EAGLE, DraftManifest
 from draftsmith.drafts.student import empty_student, own_parameter_names
 from draftsmith.errors import DraftError
 
@@ -63,7 +63,7 @@ class LoadedDraft:
     @property
     def is_causal_lm(self) -> bool:
         """Whether it predicts from tokens alone, so that other engines can draft with it."""
-        return not isinstance(self.model, EagleHead)
+        return self.manifest.family != EAGLE
 
     def as_causal_lm(self, target: PreTrainedModel) -> PreTrainedModel:
         """The draft for engines that know whole models only.

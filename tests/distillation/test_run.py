@@ -98,6 +98,22 @@ def test_a_recipe_may_keep_the_whole_vocabulary(job, target, tmp_path):
     load_draft(tmp_path / "draft", target.model, target_digest=target.identity.digest)
 
 
+def test_words_of_training_prompts_are_in_the_drafts_vocabulary(job, target, rollouts, tmp_path):
+    used = {i for row in rollouts["train"] for i in (*row.prompt_ids, *row.response_ids)}
+    # So late in the vocabulary that no tie would bring them in.
+    rare, unseen = sorted(set(range(target.model.config.vocab_size)) - used)[-2:]
+    rows = {
+        split: [
+            dataclasses.replace(row, prompt_ids=[token, *row.prompt_ids]) for row in rollouts[split]
+        ]
+        for split, token in (("train", rare), ("eval", unseen))
+    }
+    run(job(make_config(steps=1), rows=rows), tmp_path / "draft", tmp_path / "partial")
+    draft = load_draft(tmp_path / "draft", target.model, target_digest=target.identity.digest)
+    assert rare in draft.token_ids
+    assert unseen not in draft.token_ids
+
+
 def test_a_recipe_may_leave_its_layers_to_be_chosen(job, target, tmp_path):
     recipe = StudentConfig(family="student", layers=LayerChoice(2), vocabulary_size=200)
     first, second = (

@@ -61,7 +61,7 @@ def serve(  # noqa: PLR0913  one option a question
     root: Root = HERE,
     as_json: AsJson = False,
 ) -> None:
-    """Serve a pair over OpenAI's API until a signal; follows the alias. --json tells the address."""
+    """Serve a pair over OpenAI's API until a signal; follows the alias. --json: the address."""
     from draftsmith.serving.served_pair import EngineOptions  # noqa: PLC0415  slow to import
     from draftsmith.serving.server import PairServer, ServeOptions  # noqa: PLC0415
     from draftsmith.serving.settings import Limits, read_keys  # noqa: PLC0415

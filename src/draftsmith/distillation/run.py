@@ -162,14 +162,17 @@ class Distillation:
         size = int(self.target.model.get_output_embeddings().weight.shape[0])
         if not 0 < self.recipe.vocabulary_size < size:
             return None, None
-        counts = {
+        responses = {
             split: count_tokens([rollout.response_ids for rollout in rows], size)
             for split, rows in self.rollouts.items()
         }
+        # Answers take up words of their prompts, of which a small corpus has seen few answered.
+        prompts = {rollout.prompt_id: rollout.prompt_ids for rollout in self.rollouts["train"]}
+        counts = responses["train"] + count_tokens(prompts.values(), size)
         wanted = self.recipe.vocabulary_size
         stop_ids = make_chat(self.target.model, self.target.tokenizer).stop_ids
-        token_ids = choose_tokens(counts["train"], wanted, always=stop_ids)
-        held_out = coverage(counts["eval"], token_ids)
+        token_ids = choose_tokens(counts, wanted, always=stop_ids)
+        held_out = coverage(responses["eval"], token_ids)
         _LOG.info("draft_vocabulary=%d held_out_coverage=%.3f", len(token_ids), held_out)
         return token_ids, held_out
 

@@ -10,28 +10,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
-import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmarks import any_pair
 from benchmarks.measuring import Budget, table, usable, within
-from draftsmith import load_pair, provenance
+from draftsmith import provenance
 from draftsmith.artifacts import write_json
-from draftsmith.config import load_value
 from draftsmith.corpus.chat import make_chat
 from draftsmith.decoding import Lengths
 from draftsmith.decoding.trace import Trace, position_counts
-from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.errors import DraftsmithError
 from draftsmith.evaluation.acceptance import copied_rounds, in_turn
 from draftsmith.evaluation.adaptive import AdaptiveLengths
-from draftsmith.evaluation.any_pair import LOOKUP_LENGTH, load_any_draft, prompts_of
+from draftsmith.evaluation.any_pair import LOOKUP_LENGTH, prompts_of
 from draftsmith.evaluation.arms import Contestants, EngineArm, Rival
 from draftsmith.evaluation.cost_model import Survival, predicted_speedup
 from draftsmith.evaluation.profiling import Grid, forward_costs, round_costs
@@ -43,7 +38,6 @@ from draftsmith.evaluation.timing import (
     speed_ratio,
     timed,
 )
-from draftsmith.targets.loading import LoadedTarget, load_target
 
 # What each ratio is held to; they are goals of the project, not properties of a machine.
 GOALS = {
@@ -65,7 +59,6 @@ DRAFT_LENGTHS, ASSISTED_LENGTHS, LOOKUP_LENGTHS = (1, 2, 3), (1, 2, 3), (2, 3, 5
 ADAPTIVE_LIMIT = Lengths(draft=4, copy=8)
 _CALIBRATION_PROMPTS = 5
 _SEED = 0
-_DOCS = Path("docs/measurements")
 _LOG = logging.getLogger(__name__)
 
 
@@ -297,35 +290,9 @@ def shown(report: Mapping[str, Any]) -> str:
     )
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--pair", help="models:/NAME@ALIAS or a folder; default: the champion")
-    parser.add_argument("--target", type=Path, help="folder of a target, instead of --pair")
-    parser.add_argument("--draft", type=Path, help="folder of its draft")
-    parser.add_argument("--prompts", type=Path, help="JSONL; default: the bundled eval prompts")
-    parser.add_argument("--budget", type=float, default=480.0, metavar="SECONDS")
-    parser.add_argument("--out", type=Path, help="JSON; default: docs/measurements/decoder-*.json")
-    arguments = parser.parse_args(argv)
-    if (arguments.target is None) != (arguments.draft is None):
-        parser.error("--target and --draft go together")
-    return arguments
-
-
-def _load(arguments: argparse.Namespace) -> tuple[LoadedTarget, LoadedDraft]:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if arguments.target is not None:
-        target = load_target(arguments.target, dtype="auto", device=device)
-        return target, load_any_draft(target, arguments.draft)
-    uri = arguments.pair
-    if uri is None:
-        uri = f"models:/{load_value(Path('build/config.yaml'), 'registry.name', str)}@champion"
-    pair = load_pair(uri, device=device)
-    return pair.target, pair.draft
-
-
 def _report(arguments: argparse.Namespace, tokens: Tokens) -> dict[str, Any]:
     budget = Budget(arguments.budget)
-    target, draft = _load(arguments)
+    target, draft = any_pair.load(arguments)
     chat = make_chat(target.model, target.tokenizer)
     named = [(p.prompt_id, p.domain, chat.prompt_ids(p)) for p in prompts_of(arguments.prompts)]
     pair = Contestants(target.model, draft, chat.stop_ids, LOOKUP_LENGTH)
@@ -342,22 +309,18 @@ def _report(arguments: argparse.Namespace, tokens: Tokens) -> dict[str, Any]:
     }
 
 
-def _place(report: Mapping[str, Any]) -> Path:
-    device = report["device"]
-    name = re.sub(r"[^a-z0-9]+", "-", str(device["name"]).lower()).strip("-")
-    return _DOCS / f"decoder-{name}-{device['threads']}-threads.json"
-
-
 def main(argv: Sequence[str] | None = None, tokens: Tokens | None = None) -> int:
     """Run the program; returns its exit status."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    arguments = _arguments(argv)
+    arguments = any_pair.arguments(
+        argv, description=__doc__.partition("\n")[0], kind="decoder", budget=480.0
+    )
     try:
         report = _report(arguments, tokens or Tokens())
     except DraftsmithError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    path = arguments.out or _place(report)
+    path = arguments.out or any_pair.place("decoder", report["device"])
     write_json(path, report)
     sys.stdout.write(f"{shown(report)}\nwritten: {path}\n")
     return 0

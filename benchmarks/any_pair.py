@@ -1,0 +1,55 @@
+"""Which pair a benchmark measures, and where its result is kept."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftsmith import load_pair
+from draftsmith.config import load_value
+from draftsmith.drafts.joined import LoadedDraft
+from draftsmith.evaluation.any_pair import load_any_draft
+from draftsmith.targets.loading import LoadedTarget, load_target
+
+_DOCS = Path("docs/measurements")
+
+
+def arguments(
+    argv: Sequence[str] | None, *, description: str, kind: str, budget: float
+) -> argparse.Namespace:
+    """Options of a benchmark: the pair, prompts, a budget in seconds, the file of the result."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--pair", help="models:/NAME@ALIAS or a folder; default: the champion")
+    parser.add_argument("--target", type=Path, help="folder of a target, instead of --pair")
+    parser.add_argument("--draft", type=Path, help="folder of its draft")
+    parser.add_argument("--prompts", type=Path, help="JSONL; default: the bundled eval prompts")
+    parser.add_argument("--budget", type=float, default=budget, metavar="SECONDS")
+    parser.add_argument("--out", type=Path, help=f"JSON; default: {_DOCS}/{kind}-*.json")
+    found = parser.parse_args(argv)
+    if (found.target is None) != (found.draft is None):
+        parser.error("--target and --draft go together")
+    return found
+
+
+def load(chosen: argparse.Namespace) -> tuple[LoadedTarget, LoadedDraft]:
+    """The pair that the options name."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if chosen.target is not None:
+        target = load_target(chosen.target, dtype="auto", device=device)
+        return target, load_any_draft(target, chosen.draft)
+    uri = chosen.pair
+    if uri is None:
+        uri = f"models:/{load_value(Path('build/config.yaml'), 'registry.name', str)}@champion"
+    pair = load_pair(uri, device=device)
+    return pair.target, pair.draft
+
+
+def place(kind: str, device: Mapping[str, Any]) -> Path:
+    """The file of a result of this device, named after it."""
+    name = re.sub(r"[^a-z0-9]+", "-", str(device["name"]).lower()).strip("-")
+    return _DOCS / f"{kind}-{name}-{device['threads']}-threads.json"

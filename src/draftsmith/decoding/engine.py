@@ -65,7 +65,6 @@ class Engine:
         _require_at_least("max_rows", max_rows, least=1)
         _require_at_least("draft_length", draft_length, least=0)
         self._target = SlotModel(target)
-        self._target.reader = reader_of(proposer)
         self._proposer = proposer
         self.max_rows = max_rows
         self._draft_length = draft_length
@@ -120,6 +119,7 @@ class Engine:
 
     @torch.inference_mode()
     def _reset(self, *, rows: int, context: int, chunk: int | None) -> None:
+        self._target.reader = reader_of(self._proposer)
         self._batch = self._empty_batch()
         self._line.reset(num_rows=rows, chunk=chunk)
         self._num_rows, self._max_context = rows, context

@@ -29,7 +29,8 @@ from draftsmith.distillation.divergences import forward_kl, overlap
 from draftsmith.distillation.signals import Signal
 from draftsmith.drafts.eagle import EagleHead
 
-_POSITIONS_PER_CHUNK = 2048
+# What stays in a CPU's caches; an accelerator has launches to save instead.
+_LOGITS_PER_CHUNK = {"cpu": 1 << 21, "cuda": 1 << 25}
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 
@@ -84,8 +85,10 @@ class UnrolledObjective(nn.Module):
             for own in self.unrolled(tokens, features, first=first)
         ]
         total, agreed = features.new_zeros((2,), dtype=torch.float32)
-        for start in range(0, len(entries), _POSITIONS_PER_CHUNK):
-            chunk = slice(start, start + _POSITIONS_PER_CHUNK)
+        num_entries = len(self.head.get_output_embeddings().weight)
+        size = max(1, _LOGITS_PER_CHUNK[device.type] // num_entries)
+        for start in range(0, len(entries), size):
+            chunk = slice(start, start + size)
             with torch.no_grad():
                 target = self._target_head(hidden[chunk].to(device)).float()
                 log_p = target - normaliser[chunk].to(device)[:, None]

@@ -67,7 +67,6 @@ class Engine:
         _require_at_least("max_rows", max_rows, least=1)
         _require_at_least("draft_length", draft_length, least=0)
         self._target = SlotModel.of(target)
-        self._target.reader = reader_of(proposer)
         self._proposer = proposer
         self.max_rows = max_rows
         self.max_draft_length = draft_length
@@ -122,6 +121,7 @@ class Engine:
 
     @torch.inference_mode()
     def _reset(self, *, rows: int, context: int, chunk: int | None) -> None:
+        self._target.reader = reader_of(self._proposer)
         self._batch = self._empty_batch()
         self._line.reset(num_rows=rows, chunk=chunk)
         self._num_rows, self.max_context = rows, context

@@ -72,13 +72,13 @@ class EagleHead(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """The target's embedding."""
-        embedding: Any = self.body.get_input_embeddings()
-        assert isinstance(embedding, nn.Module)
+        embedding: nn.Module = self.body.get_input_embeddings()
         return embedding
 
     def get_output_embeddings(self) -> nn.Module:
         """The target's output rows."""
-        return self.lm_head
+        rows: nn.Module = self.lm_head
+        return rows
 
     def set_attn_implementation(
         self,

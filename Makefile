@@ -50,7 +50,7 @@ bench: setup ## measure the decoder against Transformers on this machine (about 
 	$(BIN)/python -m benchmarks.decoder
 
 scenarios: setup ## tell the life of a pair on real SmolLM2 checkpoints (about an hour on two cores)
-	$(BIN)/python -m pytest tests/end_to_end --world=smollm2 --timeout=3000 --exitfirst --durations=0
+	$(BIN)/python -m pytest tests/end_to_end/test_lifecycle.py --world=smollm2 --timeout=3000 --exitfirst --durations=0
 
 ui: setup ## open the registry in MLflow's web page, on this machine only
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $(UI_PORT) \

@@ -51,7 +51,7 @@ class ServeOptions:
     port: int = 8000
     telemetry: Path | None = None
     keys: tuple[bytes, ...] = ()
-    poll_s: float = 30.0
+    poll_s: float = 5.0
     drain_s: int = 60
 
 

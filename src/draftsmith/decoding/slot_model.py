@@ -128,8 +128,8 @@ class SlotModel:
         positions = positions.clamp(max=self.max_positions - 1)
         is_step = first_row == 0 and keep != 0 and self.cache.is_initialized
         if self._steps is None or not is_step:
-            num_slots = min(_rounded(span), self.cache.slots)
-            shape = Shape(*tokens.shape, num_slots, keep)
+            rows, width = tokens.shape
+            shape = Shape(rows, width, min(_rounded(span), self.cache.slots), keep)
             return self._run(Inputs(tokens, positions, positions), shape, first_row)
         num_slots = min(_SLOT_ROUNDING * bucket(_rounded(span) // _SLOT_ROUNDING), self.cache.slots)
         scratch = self.cache.slots - 1

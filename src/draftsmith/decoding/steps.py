@@ -11,7 +11,7 @@ nothing of it changes. Knows nothing of models or tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -158,7 +158,7 @@ class CudaCapture:
     """Captures with CUDA; the graphs of one object share a pool and run on one device."""
 
     def __init__(self) -> None:
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # a handle of torch's
 
     def __call__(self, action: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Capture an action that waits for nothing and takes no value from the host.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -298,3 +299,14 @@ def test_the_first_draft_of_a_round_is_the_first_runs(target):
             Row(Request("a", text[:length], SamplingParams(max_new_tokens=9)), text[:length])
         )
         assert proposer.propose(batch, [1]).tokens.tolist() == [[int(expected[length - 2])]]
+
+
+def test_a_batch_that_masks_nothing_costs_nothing(tmp_path):
+    target = make_target("llama")
+    sequences = some_sequences()
+    signals = CachedSignals(tmp_path, target, sequences, max_gb=1.0, feature_layers=LAYERS)
+    batch = collate(sequences, [0])
+    batch = dataclasses.replace(batch, mask=torch.zeros_like(batch.mask))
+    loss, agreed = make_objective(target)(batch, signals.signal(batch), CPU)
+    loss.backward()
+    assert (float(loss), float(agreed)) == (0.0, 0.0)

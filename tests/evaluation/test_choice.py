@@ -59,3 +59,10 @@ def test_a_batch_that_was_not_measured_is_served_as_one_request_is():
 def test_records_that_say_nothing_of_copies_in_a_batch_hold_for_those_at_one():
     old = {"draft_length": 1, "lookup_length": 5, "batch": [{"batch_size": 4, "draft_length": 1}]}
     assert served_lengths(old, rows=4) == (1, 5)
+
+
+def test_a_batch_that_lost_is_served_without_drafts():
+    entry = {"batch_size": 4, "draft_length": 1, "lookup_length": 2}
+    for speedup, lengths in ((1.1, (1, 2)), (0.9, (0, 0))):
+        record = {"draft_length": 3, "batch": [entry | {"speedup": speedup}]}
+        assert served_lengths(record, rows=4) == lengths

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from transformers import SuppressTokensLogitsProcessor
 
-from draftsmith.decoding import Lengths
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.errors import DecodingError
 from draftsmith.registry.generation import Pair
@@ -22,7 +21,7 @@ def pair(tmp_path_factory):
     record = save_draft_for(save_target(folder / "target"), folder / "draft")
     target = load_target(folder / "target", dtype="float32")
     draft = load_draft(folder / "draft", target.model, target_digest=None)
-    return Pair(record, {}, target=target, draft=draft, lengths=Lengths(3, copy=0), costs=folder)
+    return Pair(record, {}, target=target, draft=draft, measured={"draft_length": 3}, costs=folder)
 
 
 @pytest.fixture(scope="module")

@@ -121,7 +121,6 @@ class Engine:
 
     @torch.inference_mode()
     def _reset(self, *, rows: int, context: int, chunk: int | None) -> None:
-        self._target.reader = reader_of(self._proposer)
         self._batch = self._empty_batch()
         self._line.reset(num_rows=rows, chunk=chunk)
         self._num_rows, self.max_context = rows, context
@@ -161,6 +160,7 @@ class Engine:
             RequestFaultError: The target's logits for some requests are not finite. They have been
                 taken out without a result; the others repeat the round at the next step.
         """
+        self._target.reader = reader_of(self._proposer)  # engines may share a model over a cache
         self._line.step(self._batch)
         return self._round() if len(self._batch) else []
 

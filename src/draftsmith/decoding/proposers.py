@@ -265,12 +265,16 @@ class LookupFirstProposer:
 def with_lookup(draft: Proposer, draft_length: int, lookup_length: int) -> tuple[Proposer, int]:
     """The proposer of a served pair, and the draft length that its engine needs.
 
+    Where nothing is drafted, nobody reads the prompts for it either.
+
     Args:
         draft: The pair's draft.
         draft_length: Longest draft of the model.
         lookup_length: Longest copy from the text; 0 never copies.
     """
-    if lookup_length == 0 or draft_length == 0:
+    if draft_length == 0:
+        return NoProposer(), 0
+    if lookup_length == 0:
         return draft, draft_length
     lengths = Lengths(draft_length, lookup_length)
     return LookupFirstProposer(draft, FixedLengths(lengths)), max(lengths)

@@ -71,7 +71,9 @@ class UnrolledObjective(nn.Module):
         assert signal.features is not None, "the signals were made without features"
         # Rows of the signal go by masked positions: those of position 0 are left out.
         has_entry = batch.mask.nonzero()[:, 1] > 0
-        hidden, normaliser = signal.hidden[has_entry], signal.log_normaliser[has_entry]
+        # A batch that only fills a process's place masks nothing, and cached signals ignore masks.
+        rows = slice(len(has_entry))
+        hidden, normaliser = signal.hidden[rows][has_entry], signal.log_normaliser[rows][has_entry]
         places = batch.mask[:, 1:].to(device)
         entries = places.nonzero()[:, 1]
         features = self.head.fuse(signal.features.to(device))

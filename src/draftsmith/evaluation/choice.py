@@ -42,6 +42,8 @@ def served_lengths(measured: Mapping[str, Any], *, rows: int) -> tuple[int, int]
     entry = measured
     if rows > 1 and batches:
         entry = next((e for e in batches if int(e["batch_size"]) >= rows), batches[-1])
+        if entry.get("speedup", 1.0) < 1:
+            return 0, 0
     copies = entry.get("lookup_length", measured.get("lookup_length"))
     return int(entry.get("draft_length", _UNMEASURED_LENGTH)), int(copies or 0)
 

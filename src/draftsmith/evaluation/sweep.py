@@ -220,16 +220,19 @@ def check(
     Args:
         trials: Decodes them.
         planned: Workload, lengths and expected speedup, most telling first.
-        seconds: Budget; a trial that would not end in time by the last one's is not begun.
+        seconds: Budget; no trial is begun that would last longer than what is left if it took as
+            long as the last one.
         on_done: Called with 1 after each.
     """
     end = time.monotonic() + seconds
     done: list[Trial] = []
+    last_s = 0.0
     for workload, lengths, predicted in planned:
         start = time.monotonic()
-        if done and start > end:
+        if done and start + last_s > end:
             _LOG.info("event=budget_used trials=%d planned=%d", len(done), len(planned))
             break
         done.append(trials.run(workload, lengths, predicted=predicted))
+        last_s = time.monotonic() - start
         on_done(1)
     return done

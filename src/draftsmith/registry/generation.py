@@ -35,6 +35,7 @@ from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.errors import TargetError
 from draftsmith.evaluation.adaptive import AdaptiveLengths
 from draftsmith.evaluation.arms import Contestants
+from draftsmith.evaluation.choice import served_lengths
 from draftsmith.evaluation.cost_model import Survival
 from draftsmith.evaluation.profiling import Grid, cost_key, held_costs, kept_costs, round_costs
 from draftsmith.registry.pair import PairRecord
@@ -104,7 +105,7 @@ class Pair:
         *,
         target: LoadedTarget,
         draft: LoadedDraft,
-        lengths: Lengths,
+        measured: Mapping[str, Any],
         costs: Path,
     ) -> None:
         """Join a target and a draft that were loaded for one another.
@@ -114,13 +115,15 @@ class Pair:
             evidence: What is known of it.
             target: The target.
             draft: The draft.
-            lengths: Draft and copy lengths unless a call says otherwise.
+            measured: The benchmark record of the nearest device, which says how long drafts and
+                copies are unless a call does; empty where nothing was measured.
             costs: Folder in which measured costs of an adaptive length are kept.
         """
         self.record = record
         self.evidence = dict(evidence)
         self.target, self.draft = target, draft
-        self.draft_length, self.lookup_length = lengths
+        self._measured = measured
+        self.draft_length, self.lookup_length = self.lengths_at(1)
         self._costs = costs
         self.token_text = TokenText(target.tokenizer)
         self._adaptive: dict[int, AdaptiveLengths] = {}
@@ -223,8 +226,10 @@ class Pair:
             adaptive = self._adaptive_lengths(max_rows)
             proposer, longest = LookupFirstProposer(self._proposer, adaptive), max(adaptive.limit)
         else:
-            length = self.draft_length if draft_length is None else draft_length
-            proposer, longest = with_lookup(self._proposer, length, self.lookup_length)
+            lengths = self.lengths_at(max_rows)
+            if draft_length is not None:
+                lengths = Lengths(draft_length, self.lookup_length)
+            proposer, longest = with_lookup(self._proposer, *lengths)
         return Engine(
             self.target.model,
             proposer,
@@ -233,6 +238,10 @@ class Pair:
             verify=verify,
             token_text=self.token_text,
         )
+
+    def lengths_at(self, max_rows: int) -> Lengths:
+        """The lengths that were measured best for so many requests in flight."""
+        return Lengths(*served_lengths(self._measured, rows=max_rows))
 
     def _adaptive_lengths(self, max_rows: int) -> AdaptiveLengths:
         """One for all calls: what a request taught serves the next."""

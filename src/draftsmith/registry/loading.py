@@ -18,10 +18,8 @@ from typing import Any
 import torch
 
 from draftsmith.artifacts import read_json
-from draftsmith.decoding import Lengths
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.errors import RegistryError
-from draftsmith.evaluation.choice import served_lengths
 from draftsmith.provenance import processor_name
 from draftsmith.registry.device_evidence import served_as
 from draftsmith.registry.generation import Pair
@@ -137,7 +135,7 @@ def load_directory(
         evidence,
         target=loaded,
         draft=draft,
-        lengths=Lengths(*served_lengths(measured, rows=1)),
+        measured=measured,
         costs=base / COSTS,
     )
 

@@ -70,9 +70,11 @@ def prepare(
 ) -> ServedPair:
     """Join a pair and an engine; nothing is decoded yet, but costs may be measured."""
     length = options.draft_length
-    if length is None:
-        length = "adaptive" if pair.has_costs(limits.max_rows) else pair.draft_length
+    if length is None and pair.has_costs(limits.max_rows):
+        length = "adaptive"
     engine = pair.engine(length, max_rows=limits.max_rows, verify=options.verify)
+    if length is None:
+        length = pair.lengths_at(limits.max_rows).draft
     max_tokens = min(limits.max_context, engine.max_positions)
     return ServedPair(pair, engine, name, version, length, max_tokens)
 

@@ -20,7 +20,15 @@ def run_stage(stage: Callable[[], int | None]) -> None:
     """Run a stage's function and exit: 0, its own status, or 2 with one clear error."""
     level = logging.INFO if _is_main_process() else logging.WARNING
     logging.basicConfig(level=level, format="%(name)s %(message)s", stream=sys.stderr)
-    for noisy in ("alembic", "httpx", "filelock", "fsspec", "urllib3", "mlflow.store"):
+    for noisy in (
+        "accelerate.checkpointing",
+        "alembic",
+        "httpx",
+        "filelock",
+        "fsspec",
+        "urllib3",
+        "mlflow.store",
+    ):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:

@@ -2,7 +2,7 @@
 
 Runs in a thread of its own and asks the registry now and then. A pair that is damaged or does not
 pass its test is refused until the alias names another version; what failed for another reason is
-tried again at every look. The old pair goes on serving. Two pairs are in memory at most.
+tried again, less and less often. The old pair goes on serving. Two pairs are in memory at most.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from draftsmith.serving.settings import Limits
 from draftsmith.serving.source import PairSource
 from draftsmith.serving.state import Refusal, ServerState
 
+_MOST_BETWEEN_S = 300.0  # two tries of a version
 _WAIT_S = 1.0  # between two looks at whether the server ends
 # What the pair itself is to blame for: it fails in the same way the next time.
 _FINAL = (EvidenceError, DamagedPairError, DraftError, TargetError)
@@ -70,6 +72,7 @@ class Follower:
         self._state, self._options, self._on_loop = state, options, on_loop
         self._stop = threading.Event()
         self._old: ServedPair | None = None  # answers what it began
+        self._between_s = self._next_try_s = 0.0
         self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
         state.swap.followed = options.source.uri
 
@@ -86,7 +89,7 @@ class Follower:
             try:
                 self.look()
             except Exception as error:  # a follower that died would be noticed by nobody
-                if not self._stop.is_set():
+                if not self._stop.is_set() and self._state.swap.unreachable != repr(error):
                     _LOG.exception("event=follower_failed")
                     self._state.swap.unreachable = repr(error)
 
@@ -108,8 +111,15 @@ class Follower:
             # A third pair waits until there is room for it; the old one only has to come back.
             if version == self._old.version:
                 self._replace(self._old)
-        elif swap.refused is None or swap.refused.version != version or not swap.refused.is_final:
+        elif self._may_try(str(version)):
             self._try(str(version))
+
+    def _may_try(self, version: str) -> bool:
+        refused = self._state.swap.refused
+        if refused is None or refused.version != version:
+            self._between_s = self._options.poll_s
+            return True
+        return not refused.is_final and time.monotonic() >= self._next_try_s
 
     def _let_go(self) -> None:
         """Free the old pair once it has answered what it began."""
@@ -158,6 +168,8 @@ class Follower:
 
     def _refuse(self, version: str, error: Exception) -> None:
         swap = self._state.swap
+        self._between_s = min(2 * self._between_s, _MOST_BETWEEN_S)
+        self._next_try_s = time.monotonic() + self._between_s
         # A registry that went away says nothing about the pair.
         if type(error) is RegistryError:
             swap.unreachable = str(error)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from draftsmith.errors import ConfigError
 from draftsmith.serving.api import make_app
@@ -145,7 +146,7 @@ class PairServer:
         config = uvicorn.Config(
             app,
             lifespan="off",
-            http="h11",
+            http=_Protocol,
             ws="none",
             log_config=None,
             access_log=False,
@@ -218,6 +219,19 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             self._loop.call_soon_threadsafe(self._give_up)
         self.should_exit = self._gateway.is_draining = True
+
+
+class _Protocol(H11Protocol):
+    """Uvicorn's, whatever else is installed; who connects and sends no request is shut out."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Wait for a request as long as for a body."""
+        super().connection_made(transport)
+        self.loop.call_later(self.timeout_keep_alive, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
 
 
 def _bound(host: str, port: int) -> socket.socket:

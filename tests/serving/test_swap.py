@@ -144,9 +144,10 @@ def test_a_pair_that_fails_its_test_is_refused_and_the_old_one_stays(
     project, following, promoted_again, monkeypatch, caplog
 ):
     """The damage is in what is loaded: its answers with drafts are not those without."""
-    real = served_pair._greedy
+    real, engines = served_pair._greedy, []
 
     def damaged(engine, prompts):
+        engines.append(weakref.ref(engine))
         answers = yield from real(engine, prompts)
         if engine.max_draft_length:
             answers["0"][2] += 1
@@ -161,6 +162,7 @@ def test_a_pair_that_fails_its_test_is_refused_and_the_old_one_stays(
     assert found["refused"]["is_final"]
     assert "1 of 3 greedy answers that differ" in found["refused"]["reason"]
     assert "event=pair_refused version=2" in caplog.text
+    wait_until(lambda: engines[-1]() is None)  # its memory is free at once
     assert post(following, chat(QUESTIONS[0])).status_code == 200
     project.store.promote("1", ["back"])
     wait_until(lambda: health(following)["refused"] is None)

@@ -174,7 +174,8 @@ class Follower:
         if type(error) is RegistryError:
             swap.unreachable = str(error)
             return
-        refusal = Refusal(version, str(error) or repr(error), isinstance(error, _FINAL))
+        reason = str(error) or repr(error)
+        refusal = Refusal(version, reason, isinstance(error, _FINAL))
         if swap.refused == refusal:
             return  # as the last time
         if swap.refused is None or swap.refused.version != version:
@@ -182,7 +183,7 @@ class Follower:
             self._on_loop(lambda: metrics.swapped("refused"))
         swap.refused = refusal
         known = isinstance(error, DraftsmithError)
-        _LOG.error("event=pair_refused version=%s error=%s", version, error, exc_info=not known)
+        _LOG.error("event=pair_refused version=%s error=%s", version, reason, exc_info=not known)
 
 
 def _free_memory() -> None:

@@ -224,7 +224,7 @@ class _Server(uvicorn.Server):
 class _Protocol(H11Protocol):
     """Uvicorn's, whatever else is installed; who connects and sends no request is shut out."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request as long as for a body."""
         super().connection_made(transport)
         self.loop.call_later(self.timeout_keep_alive, self._lose_patience)

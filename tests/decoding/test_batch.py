@@ -42,6 +42,19 @@ def test_a_removed_rows_place_is_taken_by_the_last_row():
     assert [r.request.request_id for r in three.rows] == ["c"]
 
 
+def test_a_bias_is_exact_while_another_thread_loads_a_model():
+    """Who loads one sets torch's default dtype for the whole process."""
+    biased = batch(row("a", [1], logit_bias=((3, 0.1),)))
+    logits = torch.zeros(1, 1, 64)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        adjusted = biased.adjust(logits, torch.zeros(1, 0, dtype=torch.long))
+    finally:
+        torch.set_default_dtype(before)
+    assert adjusted[0, 0, 3] == torch.tensor(0.1, dtype=torch.float32)
+
+
 @pytest.mark.parametrize("remove", [True, False])
 def test_tensors_follow_the_rows(remove):
     changing = batch(row("a", [1], temperature=0.5), row("b", [2, 2], top_k=3))

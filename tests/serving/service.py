@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import socket
 import threading
 import time
 from pathlib import Path
@@ -148,3 +150,26 @@ def asked(body: dict) -> dict:
     """The same for OpenAI's client, which takes what its API does not have as `extra_body`."""
     extra = {key: value for key, value in body.items() if key in _EXTENSIONS}
     return {key: value for key, value in body.items() if key not in extra} | {"extra_body": extra}
+
+
+class open_stream:  # noqa: N801  used as a function
+    """A request over a bare socket, whose answer is read when the test says so."""
+
+    def __init__(self, server, body, *, num_withheld=0):
+        host, port = server.url.removeprefix("http://").split(":")
+        content = json.dumps(body).encode()
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        )
+        self._socket = socket.create_connection((host, int(port)), timeout=60)
+        self._socket.sendall(head.encode() + content[: len(content) - num_withheld])
+
+    def read_some(self):
+        return self._socket.recv(10)
+
+    def read_all(self):
+        return b"".join(iter(lambda: self._socket.recv(65536), b""))
+
+    def close(self):
+        self._socket.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import queue
+import threading
+from concurrent.futures import CancelledError
 
 import pytest
 import torch
@@ -84,7 +86,51 @@ def test_an_engine_that_breaks_fails_what_is_in_it_and_serves_on(running, engine
 def test_what_the_engine_refuses_comes_back_as_a_fault(running, engine):
     thread, updates = running
     thread.submit(engine, [Request("long", [7] * 70, PARAMS)])
-    assert "76 tokens" in str(last_updates(updates, 1)["long"].fault)
+    update = last_updates(updates, 1)["long"]
+    assert "76 tokens" in str(update.fault)
+    assert update.is_refused
+
+
+def broken(*_):
+    raise ZeroDivisionError
+
+
+def test_an_engine_that_cannot_even_end_a_request_fails_it_and_the_others_serve_on(
+    running, engine, pair, monkeypatch
+):
+    thread, updates = running
+    other = Engine(pair.target.model, NoProposer(), max_rows=1, draft_length=0)
+    other.open(64)
+    for name in ("abort", "open"):
+        monkeypatch.setattr(engine, name, broken)
+    long = SamplingParams(max_new_tokens=60, min_new_tokens=60, stop_token_ids=(1,))
+    thread.submit(engine, [Request("a", [7], long)])
+    thread.abort(["a"])
+    assert type(last_updates(updates, 1)["a"].fault) is ZeroDivisionError
+    thread.submit(other, [Request("b", [7], PARAMS)])
+    assert len(last_updates(updates, 1)["b"].result.token_ids) == 6
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_thread_that_has_ended(running, engine, monkeypatch):
+    thread, updates = running
+    begun, held = threading.Event(), threading.Event()
+
+    def chore():
+        begun.set()
+        held.wait(60)
+        yield
+
+    thread.run(chore())
+    assert begun.wait(60)
+    thread.submit(engine, [Request("a", [7], PARAMS)])
+    monkeypatch.setattr(thread, "_decode", broken)
+    held.set()
+    assert "has ended" in str(last_updates(updates, 1)["a"].fault)
+    thread.submit(engine, [Request("b", [7], PARAMS)])
+    assert "has ended" in str(last_updates(updates, 1)["b"].fault)
+    with pytest.raises(CancelledError):
+        thread.run(chore()).result(60)
 
 
 def test_two_engines_take_turns_and_give_what_each_gives_alone(running, engine, pair):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 
 import openai
 import pytest
 import requests
 
-from draftsmith.errors import ConfigError
+from draftsmith.errors import ConfigError, DecodingError
 from draftsmith.registry.loading import load_pair
+from draftsmith.serving import api
 from draftsmith.serving.settings import read_keys
 from tests.serving.service import (
     NAME,
@@ -20,6 +22,7 @@ from tests.serving.service import (
     client_of,
     engine_held,
     is_idle,
+    open_stream,
     post,
     serving,
     wait_until,
@@ -49,6 +52,8 @@ WRONG = [
     (message(content=None), 400, "messages.0.content"),
     (message(content=[{"type": "image_url"}]), 400, "messages.0.content.0.type"),
     (message(name="bob"), 400, "messages.0.name"),
+    (message(Name="bob"), 400, "messages.0.Name"),
+    (chat(QUESTION, maxTokens=9), 400, "maxTokens"),
     (chat(QUESTION, temperature="0.7"), 400, "temperature"),
     (chat(QUESTION, temperature=True), 400, "temperature"),
     (chat(QUESTION, temperature=-0.1), 400, "temperature"),
@@ -181,6 +186,23 @@ def test_a_prompt_beyond_the_context_is_refused_before_anything_is_decoded(clien
     assert caught.value.param == "messages"
 
 
+def test_an_engine_that_fails_is_not_the_callers_fault(server, monkeypatch):
+    def broken():
+        raise DecodingError("decoding", found="a bug", expected="none", remedy="mend it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.state.gateway.served.engine, "step", broken)
+        refused(post(server, chat(QUESTION)), 500, None)
+    assert post(server, chat(QUESTION)).status_code == 200
+
+
+def test_what_cannot_be_counted_is_answered(server, monkeypatch, caplog):
+    with monkeypatch.context() as patch:
+        patch.setattr(server.state.gateway.records, "ended", lambda *_, **__: 1 // 0)
+        assert post(server, chat(QUESTION)).status_code == 200
+    assert "event=not_counted" in caplog.text
+
+
 def test_after_all_that_the_server_answers(server, client, project):
     assert is_idle(server)
     expected = load_pair(PINNED, root=project.root).generate(QUESTION, max_new_tokens=24).text
@@ -211,9 +233,12 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
     assert read_keys(file) == (b"alpha", b"beta")
     assert read_keys(None) == (b"gamma", b"delta")
     file.write_text("# none\n")
-    for bad in (file, tmp_path / "nothing"):
+    monkeypatch.setenv("DRAFTSMITH_API_KEYS", " , ")
+    for bad in (file, tmp_path / "nothing", None):
         with pytest.raises(ConfigError, match="API keys"):
             read_keys(bad)
+    monkeypatch.delenv("DRAFTSMITH_API_KEYS")
+    assert read_keys(None) == ()
 
 
 @pytest.fixture(scope="module")
@@ -224,16 +249,19 @@ def narrow(project):
         yield running
 
 
-def test_more_than_there_is_room_for_is_refused_with_the_time_to_come_back(narrow):
-    with engine_held(narrow):
+def test_more_than_there_is_room_for_is_refused_with_the_time_to_come_back(narrow, monkeypatch):
+    with engine_held(narrow), monkeypatch.context() as patch:
         first = open_stream(narrow, chat(QUESTION, n=2, stream=True))
-        wait_until(lambda: narrow.state.gateway.num_waiting == 2)
+        wait_until(lambda: len(narrow.state.gateway._calls) == 2)
+        patch.setattr(api, "encode", lambda *_: 1 // 0)  # nobody reads its prompt
         done = post(narrow, chat(QUESTION))
         assert refused(done, 429, None)["code"] == "rate_limit_exceeded"
         assert 1 <= int(done.headers["Retry-After"]) <= 60
     first.read_all()
     assert post(narrow, chat(QUESTION)).status_code == 200
     refused(post(narrow, chat(QUESTION, n=3)), 400, "n")
+    body = {"model": NAME, "prompt": ["a", ""], "n": 2}
+    refused(post(narrow, body, "/v1/completions"), 400, "n")
 
 
 def test_a_request_that_takes_too_long_is_given_up(narrow):
@@ -244,6 +272,31 @@ def test_a_request_that_takes_too_long_is_given_up(narrow):
         assert '"code":"timeout"' in streamed.text
         assert "[DONE]" not in streamed.text
     wait_until(lambda: is_idle(narrow))
+    assert 'requests_refused_total{status="504"} 2' in narrow.state.exposition()
+
+
+def test_the_time_begins_with_the_request_and_not_with_its_tokens(narrow, monkeypatch):
+    answered = threading.Event()
+
+    def slow(*arguments):
+        answered.wait(60)
+        return encode(*arguments)
+
+    encode = api.encode
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "encode", slow)
+        try:
+            assert refused(post(narrow, chat(QUESTION)), 504, None)["code"] == "timeout"
+        finally:
+            answered.set()
+    assert is_idle(narrow)
+
+
+def test_who_connects_and_asks_nothing_is_shut_out(narrow):
+    host, port = narrow.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as silent:
+        silent.sendall(b"POST /v1/chat/completions HTTP/1.1\r\n")
+        assert silent.recv(1) == b""
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -254,6 +307,7 @@ def test_a_client_that_goes_away_while_it_waits_frees_its_place(narrow, stream):
         gone.close()
     wait_until(lambda: is_idle(narrow))
     assert post(narrow, chat(QUESTION)).status_code == 200
+    assert 'status="499"' not in narrow.state.exposition()
 
 
 def test_a_client_that_goes_away_in_mid_answer_frees_its_row(server):
@@ -275,26 +329,3 @@ def test_a_client_that_reads_nothing_holds_nobody_up(narrow):
     wait_until(lambda: is_idle(narrow))
     assert post(narrow, chat(QUESTION)).status_code == 200
     slow.close()
-
-
-class open_stream:  # noqa: N801  used as a function
-    """A request over a bare socket, whose answer is read when the test says so."""
-
-    def __init__(self, server, body, *, num_withheld=0):
-        host, port = server.url.removeprefix("http://").split(":")
-        content = json.dumps(body).encode()
-        head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        )
-        self._socket = socket.create_connection((host, int(port)), timeout=60)
-        self._socket.sendall(head.encode() + content[: len(content) - num_withheld])
-
-    def read_some(self):
-        return self._socket.recv(10)
-
-    def read_all(self):
-        return b"".join(iter(lambda: self._socket.recv(65536), b""))
-
-    def close(self):
-        self._socket.close()

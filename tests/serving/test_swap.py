@@ -10,7 +10,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from draftsmith.artifacts import short
+from draftsmith.errors import RegistryError
 from draftsmith.serving import served_pair
+from draftsmith.serving.gateway import Call
+from draftsmith.serving.source import PairSource
 from tests.serving.service import (
     CHAMPION,
     QUESTIONS,
@@ -99,13 +102,52 @@ def promoted_again(project):
     return project.store
 
 
+def test_an_idle_server_frees_the_engine_that_was_replaced(project, following, promoted_again):
+    assert post(following, chat(QUESTIONS[0])).status_code == 200
+    engine = weakref.ref(following.state.gateway.served.engine)
+    promoted_again.promote("2", ["faster"])
+    wait_until(lambda: health(following)["version"] == "2")
+    wait_until(lambda: (gc.collect(), engine())[1] is None)
+
+
+def test_the_way_back_is_open_while_the_old_pair_ends_what_it_began(
+    project, following, promoted_again
+):
+    gateway = following.state.gateway
+    first = gateway.served
+    begun = Call(first, 1, None)
+    gateway._arriving.add(begun)
+    promoted_again.promote("2", ["faster"])
+    wait_until(lambda: health(following)["version"] == "2")
+    project.store.promote("1", ["back"])
+    wait_until(lambda: health(following)["version"] == "1")
+    assert gateway.served is first
+    gateway._arriving.discard(begun)
+
+
+def test_what_failed_by_chance_is_tried_again(following, promoted_again, monkeypatch):
+    load, failures = PairSource.load, [MemoryError(), OSError("the disk is away")]
+
+    def by_chance(self, version, **given):
+        if failures:
+            raise failures.pop()
+        return load(self, version, **given)
+
+    monkeypatch.setattr(PairSource, "load", by_chance)
+    promoted_again.promote("2", ["faster"])
+    wait_until(lambda: health(following)["version"] == "2")
+    assert health(following)["refused"] is None
+    assert 'swaps_total{outcome="refused"} 1' in following.state.exposition()
+
+
 def test_a_pair_that_fails_its_test_is_refused_and_the_old_one_stays(
     project, following, promoted_again, monkeypatch, caplog
 ):
     """The damage is in what is loaded: its answers with drafts are not those without."""
-    real = served_pair._greedy
+    real, engines = served_pair._greedy, []
 
     def damaged(engine, prompts):
+        engines.append(weakref.ref(engine))
         answers = yield from real(engine, prompts)
         if engine.max_draft_length:
             answers["0"][2] += 1
@@ -117,8 +159,10 @@ def test_a_pair_that_fails_its_test_is_refused_and_the_old_one_stays(
     found = health(following)
     assert found["version"] == "1"
     assert found["refused"]["version"] == "2"
+    assert found["refused"]["is_final"]
     assert "1 of 3 greedy answers that differ" in found["refused"]["reason"]
     assert "event=pair_refused version=2" in caplog.text
+    wait_until(lambda: engines[-1]() is None)  # its memory is free at once
     assert post(following, chat(QUESTIONS[0])).status_code == 200
     project.store.promote("1", ["back"])
     wait_until(lambda: health(following)["refused"] is None)
@@ -151,12 +195,16 @@ def is_of(path, project, version):
     return path.read_bytes() == original.read_bytes()
 
 
-def test_a_registry_that_is_away_is_said_and_the_pair_stays(following, monkeypatch):
-    from draftsmith.errors import RegistryError
-    from draftsmith.serving.source import PairSource
-
+@pytest.mark.parametrize(
+    "error",
+    [
+        RegistryError("asking", found="nothing", expected="an answer", remedy="wait"),
+        ValueError("a bug"),
+    ],
+)
+def test_a_registry_that_is_away_is_said_and_the_pair_stays(following, monkeypatch, error):
     def away(self):
-        raise RegistryError("asking", found="nothing", expected="an answer", remedy="wait")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(PairSource, "version", away)

@@ -29,6 +29,7 @@ class AnswerText:
         self._stops = StopStrings(stop_strings, token_text)
         self._token_ids: list[int] = []  # from the first that is decoded again
         self._shown = ""  # what these have shown
+        self.num_held = 0  # bytes at the end that may begin a stop string, after the last tokens
 
     def add(self, token_ids: Sequence[int], result: Result | None = None) -> str:
         """The text that these tokens let be shown; empty while it is held back.
@@ -41,13 +42,13 @@ class AnswerText:
         self._token_ids.extend(token_ids)
         if result is not None:
             return self._text(self.num_hidden(result))[len(self._shown) :]
-        num_held = self._stops.num_held(self._token_ids)
-        text = self._text(num_held)
+        self.num_held = self._stops.num_held(self._token_ids)
+        text = self._text(self.num_held)
         if text.endswith(_INCOMPLETE):
             return ""
         piece = text[len(self._shown) :]
         self._shown = text if piece else self._shown
-        if num_held == 0:
+        if self.num_held == 0:
             self._forget(num_before)
         return piece
 

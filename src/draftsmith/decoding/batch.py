@@ -127,7 +127,7 @@ class Batch:
 
     def _row_bias(self) -> Tensor:
         if self._bias is None:
-            bias = torch.zeros(len(self.rows), self.vocab_size)
+            bias = torch.zeros(len(self.rows), self.vocab_size, dtype=torch.float32)
             for index, row in enumerate(self.rows):
                 for token_id, added in row.request.params.logit_bias:
                     bias[index, token_id] = added

@@ -318,7 +318,7 @@ class Engine:
 
     def _uniforms(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         if self._batch.sampling.is_greedy:  # one-hot: every u in [0, 1) gives the same verdict
-            zeros = torch.zeros(positions.shape, device=positions.device)
+            zeros = torch.zeros(positions.shape, dtype=torch.float32, device=positions.device)
             return zeros, zeros
         keys = self._batch.keys[:, None]
         return uniform(keys, positions, Purpose.ACCEPT), uniform(keys, positions, Purpose.SAMPLE)

@@ -87,6 +87,7 @@ class Answer:
                     if piece.is_worth_sending:
                         yield self._chunk(self._shown(index, piece))
         except ApiError as error:
+            gateway.records.metrics.refused(error.status)
             yield _event(error.body)
             return
         if self._body.wants_usage:

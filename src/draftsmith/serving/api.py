@@ -16,14 +16,13 @@ from starlette.types import Receive, Scope, Send
 from draftsmith.provenance import package_version
 from draftsmith.serving import api_errors
 from draftsmith.serving.answers import Answer
-from draftsmith.serving.api_errors import ApiError
+from draftsmith.serving.api_errors import GONE, MOST_SHOWN, ApiError
 from draftsmith.serving.gateway import Call, Gateway
 from draftsmith.serving.parameters import Body, encode, requests_of
 from draftsmith.serving.schema import ChatRequest, CompletionRequest
 from draftsmith.serving.state import ServerState
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-_GONE = 499  # nobody reads it: the client has closed the connection
 
 
 def make_app(state: ServerState) -> FastAPI:
@@ -79,18 +78,19 @@ async def _complete(
     _require_known(body.model, gateway)
     call_id = f"{'chatcmpl' if isinstance(body, ChatRequest) else 'cmpl'}-{uuid.uuid4().hex}"
     loop = asyncio.get_running_loop()
-    prompts = await loop.run_in_executor(text_work, partial(encode, body, served))
-    requests = requests_of(body, prompts, served, call_id=call_id)
-    call = Call(served, requests, body.metadata.get("domain") or None)
-    answer = Answer(body, call, call_id, sum(map(len, prompts)))
-    gateway.enter(call)
+    call = Call(served, body.num_samples, body.metadata.get("domain") or None)
+    async with gateway.arrival(call):
+        prompts = await loop.run_in_executor(text_work, partial(encode, body, served))
+        call.requests = requests_of(body, prompts, served, call_id=call_id)
+        answer = Answer(body, call, call_id, sum(map(len, prompts)))
+        gateway.enter(call)
     if body.stream:
         return EventStream(answer.stream(gateway), partial(gateway.leave, call))
     try:
         whole = await _unless_gone(request, answer.whole(gateway))
     finally:
         gateway.leave(call)
-    return Response(status_code=_GONE) if whole is None else JSONResponse(whole)
+    return Response(status_code=GONE) if whole is None else JSONResponse(whole)
 
 
 class EventStream(StreamingResponse):
@@ -136,5 +136,5 @@ async def _disconnected(request: Request) -> None:
 def _require_known(name: str, gateway: Gateway) -> None:
     known = gateway.served.name
     if name != known:
-        message = f"model: found {name!r}; expected {known!r}"
+        message = f"model: found {name[:MOST_SHOWN]!r}; expected {known!r}"
         raise ApiError(404, message, param="model", code="model_not_found")

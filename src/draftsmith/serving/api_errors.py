@@ -13,6 +13,8 @@ from starlette.exceptions import HTTPException
 
 from draftsmith.errors import DraftsmithError
 
+GONE = 499  # nobody reads it: the client has closed the connection
+MOST_SHOWN = 200  # characters of a name that was sent
 _INVALID, _SERVER = "invalid_request_error", "server_error"
 _CLIENT_ERRORS = range(400, 500)
 _NOT_FOUND = 404
@@ -108,10 +110,14 @@ def _validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "")
         return ApiError(400, f"the body is no JSON: {reason} at character {place[0]}")
-    # Unions name their members in the path: `str`, `list[int]`, `TextPart`.
-    shown = [p for p in place if isinstance(p, int) or (p.islower() and "[" not in p)]
-    names = [str(part) for part in shown if part not in ("str", "int", "float", "bool")]
-    param = ".".join(names) or first.get("ctx", {}).get("param")
-    if first["type"] == "extra_forbidden":
+    if first["type"] == "extra_forbidden":  # the last part is what was sent, however it is written
+        param = ".".join([*_names(place[:-1]), str(place[-1])])[:MOST_SHOWN]
         return ApiError(400, f"{param}: this parameter is not supported", param=param)
+    param = ".".join(_names(place)) or first.get("ctx", {}).get("param")
     return ApiError(400, f"{param or 'the body'}: {first['msg']}", param=param)
+
+
+def _names(place: Sequence[str | int]) -> list[str]:
+    """A path without the members of unions that are named in it: `str`, `list[int]`, `TextPart`."""
+    shown = (p for p in place if isinstance(p, int) or (p.islower() and "[" not in p))
+    return [str(part) for part in shown if part not in ("str", "int", "float", "bool")]

@@ -40,6 +40,7 @@ class Update:
         logprobs: An entry a token, where asked for.
         result: Of the whole request; set in its last update unless it failed.
         fault: Why it failed; then this is the last update.
+        is_refused: Whether it failed before anything was decoded, by what it asked for.
     """
 
     request_id: str
@@ -48,11 +49,20 @@ class Update:
     logprobs: Sequence[TokenLogprobs] = ()
     result: Result | None = None
     fault: Exception | None = None
+    is_refused: bool = False
 
     @property
     def is_last(self) -> bool:
         """Whether no other follows."""
         return self.result is not None or self.fault is not None
+
+
+@dataclass(frozen=True)
+class _Command:
+    """What the thread is asked for; `refuse` answers where the thread has ended."""
+
+    carry_out: Callable[[], None]
+    refuse: Callable[[], None] = lambda: None
 
 
 class EngineThread:
@@ -64,10 +74,11 @@ class EngineThread:
 
     def __init__(self, deliver: Callable[[list[Update]], None]) -> None:
         self._deliver = deliver
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._door = threading.Lock()  # nothing comes in behind the last that was refused
         self._engines: dict[str, Engine] = {}  # by the requests that are in them
         self._chores: list[tuple[Generator[None, None, Any], Future[Any]]] = []
-        self._closed = False
+        self._closed = self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -81,65 +92,100 @@ class EngineThread:
 
     def submit(self, engine: Engine, requests: Sequence[Request]) -> None:
         """Let requests wait in an engine that was opened; refusals come as faults."""
-        self._commands.put(partial(self._submit, engine, list(requests)))
+        names = [request.request_id for request in requests]
+        refuse = partial(self._fail, names, _ended())
+        self._ask(_Command(partial(self._submit, engine, list(requests)), refuse))
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Take requests out; their last updates tell. Those that have ended are passed over."""
-        self._commands.put(partial(self._abort, list(request_ids)))
+        self._ask(_Command(partial(self._abort, list(request_ids))))
 
     def run(self, chore: Generator[None, None, T]) -> Future[T]:
-        """Advance a generator on the thread, a step between rounds; the future gets its value."""
+        """Advance a generator on the thread, a step between rounds; the future gets its value.
+
+        Where the thread ends before the chore does, the future gets `CancelledError`.
+        """
         done: Future[T] = Future()
         done.set_running_or_notify_cancel()  # whoever waits may go away; the chore is finished
-        self._commands.put(lambda: self._chores.append((chore, done)))
+        carry_out = partial(self._chores.append, (chore, done))
+        self._ask(_Command(carry_out, partial(done.set_exception, CancelledError())))
         return done
 
     def close(self) -> None:
         """Give up what is left, and end."""
-        self._commands.put(None)
+        self._ask(_Command(self._close))
         self._thread.join()
+
+    def _ask(self, command: _Command) -> None:
+        with self._door:
+            if not self._has_ended:
+                self._commands.put(command)
+                return
+        command.refuse()
 
     def _run(self) -> None:
         try:
             while not self._closed:
                 self._obey()
-                # By identity: requests of one engine share it.
-                for engine in {id(engine): engine for engine in self._engines.values()}.values():
-                    self._round(engine)
+                self._decode()
                 if self._chores:
                     self._advance(*self._chores[0])
         finally:  # nobody may wait for a thread that has ended, however it ended
-            self._fail(list(self._engines), RuntimeError("the engine has ended"))
-            for _, done in self._chores:
-                done.set_exception(CancelledError())
+            self._end()
+
+    def _end(self) -> None:
+        with self._door:
+            self._has_ended = True
+        for _, done in self._chores:
+            done.set_exception(CancelledError())
+        self._fail(list(self._engines), _ended())
+        while not self._commands.empty():
+            self._commands.get().refuse()
 
     def _obey(self) -> None:
-        """Carry out what was asked for; waits where there is nothing else to do."""
-        while True:
+        """Carry out what was asked for; waits where there is nothing else to do.
+
+        No engine has a name here or in `_run`: an idle thread would keep it alive.
+        """
+        while not self._closed:
             is_idle = not self._engines and not self._chores
             try:
                 command = self._commands.get(block=is_idle)
             except queue.Empty:
                 return
-            if command is None:
-                self._abort(list(self._engines))
-                self._closed = True
-                return
-            command()
+            command.carry_out()
+            del command
+
+    def _close(self) -> None:
+        self._abort(list(self._engines))
+        self._closed = True
 
     def _submit(self, engine: Engine, requests: list[Request]) -> None:
+        names = [request.request_id for request in requests]
         try:
             engine.submit(requests)
         except Exception as error:  # refused; the thread serves others
-            self._fail([request.request_id for request in requests], error)
+            self._fail(names, error, is_refused=True)
         else:
-            self._engines.update({request.request_id: engine for request in requests})
+            self._engines.update(dict.fromkeys(names, engine))
 
     def _abort(self, request_ids: list[str]) -> None:
-        now = time.perf_counter()
-        held = [(name, self._engines.pop(name)) for name in request_ids if name in self._engines]
-        if held:
-            self._deliver([Update(n, now, result=engine.abort(n)) for n, engine in held])
+        for name in request_ids:
+            engine = self._engines.get(name)
+            if engine is None:
+                continue
+            try:
+                result = engine.abort(name)
+            except Exception as error:
+                self._break(engine, error)
+            else:
+                del self._engines[name]
+                self._deliver([Update(name, time.perf_counter(), result=result)])
+
+    def _decode(self) -> None:
+        """A round of every engine that has requests; by identity, for many share one."""
+        for engine in {id(engine): engine for engine in self._engines.values()}.values():
+            self._round(engine)
 
     def _round(self, engine: Engine) -> None:
         try:
@@ -147,28 +193,38 @@ class EngineThread:
         except RequestFaultError as fault:
             self._fail(fault.request_ids, fault)
         except Exception as error:
-            _LOG.exception("event=engine_failed")
-            mine = [name for name, other in self._engines.items() if other is engine]
-            self._fail(mine, error)
-            engine.open(engine.max_context)
+            self._break(engine, error)
         else:
             self._report(events)
 
+    def _break(self, engine: Engine, error: Exception) -> None:
+        """An engine failed, and so does all that is in it; it starts afresh."""
+        _LOG.error("event=engine_failed", exc_info=error)
+        self._fail([name for name, other in self._engines.items() if other is engine], error)
+        try:
+            engine.open(engine.max_context)
+        except Exception:  # its next requests fail as these did; other engines go on
+            _LOG.exception("event=engine_not_opened")
+
     def _report(self, events: Sequence[Event]) -> None:
         now = time.perf_counter()
-        for event in events:
-            if event.result is not None:
-                del self._engines[event.request_id]
-        updates = [Update(e.request_id, now, e.token_ids, e.logprobs, e.result) for e in events]
+        known = [event for event in events if event.request_id in self._engines]
+        updates = [Update(e.request_id, now, e.token_ids, e.logprobs, e.result) for e in known]
+        for update in updates:
+            if update.is_last:
+                del self._engines[update.request_id]
         if updates:
             self._deliver(updates)
 
-    def _fail(self, request_ids: Sequence[str], fault: Exception) -> None:
+    def _fail(
+        self, request_ids: Sequence[str], fault: Exception, *, is_refused: bool = False
+    ) -> None:
         for name in request_ids:
             self._engines.pop(name, None)
         now = time.perf_counter()
         if request_ids:
-            self._deliver([Update(name, now, fault=fault) for name in request_ids])
+            failed = [Update(n, now, fault=fault, is_refused=is_refused) for n in request_ids]
+            self._deliver(failed)
 
     def _advance(self, chore: Generator[None, None, Any], done: Future[Any]) -> None:
         try:
@@ -179,3 +235,7 @@ class EngineThread:
         except Exception as error:  # whoever waits for the chore hears of it
             self._chores.pop(0)
             done.set_exception(error)
+
+
+def _ended() -> RuntimeError:
+    return RuntimeError("the engine has ended")

@@ -1,7 +1,8 @@
 """Follows an alias: another pair is loaded beside the one that serves, tested, and takes over.
 
-Runs in a thread of its own and asks the registry now and then. A pair that cannot be loaded or does
-not pass its test is refused until the alias names another version; the old one goes on serving.
+Runs in a thread of its own and asks the registry now and then. A pair that is damaged or does not
+pass its test is refused until the alias names another version; what failed for another reason is
+tried again, less and less often. The old pair goes on serving. Two pairs are in memory at most.
 """
 
 from __future__ import annotations
@@ -9,19 +10,30 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 
 import torch
 
-from draftsmith.errors import DraftsmithError, RegistryError
+from draftsmith.errors import (
+    DamagedPairError,
+    DraftError,
+    DraftsmithError,
+    EvidenceError,
+    RegistryError,
+    TargetError,
+)
 from draftsmith.serving.served_pair import EngineOptions, ServedPair, prepare, self_test
 from draftsmith.serving.settings import Limits
 from draftsmith.serving.source import PairSource
-from draftsmith.serving.state import ServerState
+from draftsmith.serving.state import Refusal, ServerState
 
-_DRAIN_POLL_S = 0.05
+_MOST_BETWEEN_S = 300.0  # two tries of a version
+_WAIT_S = 1.0  # between two looks at whether the server ends
+# What the pair itself is to blame for: it fails in the same way the next time.
+_FINAL = (EvidenceError, DamagedPairError, DraftError, TargetError)
 _LOG = logging.getLogger(__name__)
 
 
@@ -59,6 +71,8 @@ class Follower:
     ) -> None:
         self._state, self._options, self._on_loop = state, options, on_loop
         self._stop = threading.Event()
+        self._old: ServedPair | None = None  # answers what it began
+        self._between_s = self._next_try_s = 0.0
         self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
         state.swap.followed = options.source.uri
 
@@ -72,10 +86,16 @@ class Follower:
 
     def _run(self) -> None:
         while not self._stop.wait(self._options.poll_s):
-            self.look()
+            try:
+                self.look()
+            except Exception as error:  # a follower that died would be noticed by nobody
+                if not self._stop.is_set() and self._state.swap.unreachable != repr(error):
+                    _LOG.exception("event=follower_failed")
+                    self._state.swap.unreachable = repr(error)
 
     def look(self) -> None:
         """Ask the registry once, and swap where another version is named."""
+        self._let_go()
         swap = self._state.swap
         try:
             version = self._options.source.version()
@@ -87,26 +107,53 @@ class Follower:
         swap.unreachable = None
         if version == self._state.gateway.served.version:
             swap.refused = None
-        elif swap.refused is None or swap.refused["version"] != version:
+        elif self._old is not None:
+            # A third pair waits until there is room for it; the old one only has to come back.
+            if version == self._old.version:
+                self._replace(self._old)
+        elif self._may_try(str(version)):
             self._try(str(version))
+
+    def _may_try(self, version: str) -> bool:
+        refused = self._state.swap.refused
+        if refused is None or refused.version != version:
+            self._between_s = self._options.poll_s
+            return True
+        return not refused.is_final and time.monotonic() >= self._next_try_s
+
+    def _let_go(self) -> None:
+        """Free the old pair once it has answered what it began."""
+        if self._old is not None and not self._state.gateway.num_of(self._old):
+            self._old = None
+            _free_memory()
+            _LOG.info("event=drained")
 
     def _try(self, version: str) -> None:
         try:
-            served = self._prepared(version)
+            self._replace(self._prepared(version))
+            return
         except CancelledError:
             return  # the server ends
         except Exception as error:
             self._refuse(version, error)
-            return
-        old = self._state.gateway.served
+        _free_memory()  # here, where the error holds no frames any more, and they no pair
+
+    def _replace(self, served: ServedPair) -> None:
+        """Let a pair take over, and wait until it has."""
+        gateway, has_taken_over = self._state.gateway, threading.Event()
+
+        def replace() -> None:
+            gateway.replace(served)
+            gateway.records.metrics.swapped("taken over")
+            has_taken_over.set()
+
+        self._old = gateway.served
+        self._on_loop(replace)
+        while not has_taken_over.wait(_WAIT_S):
+            if self._stop.is_set():
+                return
         self._state.swap.refused = None
-        self._on_loop(lambda: self._state.gateway.replace(served))
-        self._count("taken over")
-        _LOG.info("event=swapped version=%s pair=%s", version, served.digest)
-        self._drain(old)
-        del old
-        _free_memory()
-        _LOG.info("event=drained")
+        _LOG.info("event=swapped version=%s pair=%s", served.version, served.digest)
 
     def _prepared(self, version: str) -> ServedPair:
         options, old = self._options, self._state.gateway.served
@@ -120,27 +167,27 @@ class Follower:
         return served
 
     def _refuse(self, version: str, error: Exception) -> None:
-        # A registry that went away says nothing about the pair: it is asked again.
+        swap = self._state.swap
+        self._between_s = min(2 * self._between_s, _MOST_BETWEEN_S)
+        self._next_try_s = time.monotonic() + self._between_s
+        # A registry that went away says nothing about the pair.
         if type(error) is RegistryError:
-            self._state.swap.unreachable = str(error)
-        else:
-            self._state.swap.refused = {"version": version, "reason": str(error)}
-            self._count("refused")
+            swap.unreachable = str(error)
+            return
+        reason = str(error) or repr(error)
+        refusal = Refusal(version, reason, isinstance(error, _FINAL))
+        if swap.refused == refusal:
+            return  # as the last time
+        if swap.refused is None or swap.refused.version != version:
+            metrics = self._state.gateway.records.metrics
+            self._on_loop(lambda: metrics.swapped("refused"))
+        swap.refused = refusal
         known = isinstance(error, DraftsmithError)
-        _LOG.error("event=pair_refused version=%s error=%s", version, error, exc_info=not known)
-
-    def _count(self, outcome: str) -> None:
-        metrics = self._state.gateway.records.metrics
-        self._on_loop(lambda: metrics.swapped(outcome))
-
-    def _drain(self, old: ServedPair) -> None:
-        """Wait until the old pair has answered what it began."""
-        while self._state.gateway.num_of(old) and not self._stop.wait(_DRAIN_POLL_S):
-            pass
+        _LOG.error("event=pair_refused version=%s error=%s", version, reason, exc_info=not known)
 
 
 def _free_memory() -> None:
-    """Give back what only the old pair held."""
+    """Give back what only a pair held that is gone."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

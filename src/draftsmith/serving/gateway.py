@@ -2,15 +2,17 @@
 
 Lives on one event loop. A sample counts against the limits from its entry until the engine says
 that it has ended, so a caller who goes away frees a place exactly when the engine has freed it.
+Before that a call has its room from its arrival on, so that no more prompts are read than fit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from draftsmith.decoding import Request, RequestFaultError
@@ -32,13 +34,15 @@ class Call:
 
     Attributes:
         served: The pair that answers, whoever takes over meanwhile.
-        requests: One a sample.
+        num_samples: What it asks for.
         domain: For telemetry.
+        requests: One a sample, once the prompts are tokens.
     """
 
     served: ServedPair
-    requests: Sequence[Request]
+    num_samples: int
     domain: str | None
+    requests: Sequence[Request] = ()
     arrived_s: float = field(default_factory=time.perf_counter)
     updates: asyncio.Queue[Update] = field(default_factory=asyncio.Queue)
     seen_s: dict[str, float] = field(default_factory=dict)  # a sample's last round
@@ -56,9 +60,10 @@ class Gateway:
     def __init__(self, served: ServedPair, limits: Limits, records: Records) -> None:
         self.served = served
         self.records = records
-        self.is_draining = False
+        self.is_draining = self.has_given_up = False
         self.thread = EngineThread(self._deliver)
         self._limits = limits
+        self._arriving: set[Call] = set()
         self._calls: dict[str, Call] = {}  # by samples that have not ended
         self._loop = asyncio.get_running_loop()
         self._mean_s = 1.0
@@ -77,39 +82,72 @@ class Gateway:
     @property
     def num_waiting(self) -> int:
         """Samples that have none yet."""
-        return len(self._calls) - self.num_running
+        return self._num_held() - self.num_running
 
     def num_of(self, served: ServedPair) -> int:
         """Samples that a pair still answers; may be asked by any thread."""
-        return sum(call.served is served for call in list(self._calls.values()))
+        calls = [*self._arriving, *self._calls.values()]
+        return sum(call.served is served for call in calls)
+
+    def _num_held(self) -> int:
+        return len(self._calls) + sum(call.num_samples for call in self._arriving)
+
+    @contextlib.asynccontextmanager
+    async def arrival(self, call: Call) -> AsyncIterator[None]:
+        """Keep room for a call while its prompts become tokens; it enters inside, or never.
+
+        Raises:
+            ApiError: More than there is room for, nobody decodes any more, or the time is over.
+        """
+        self._require_room(call.num_samples)
+        self._arriving.add(call)
+        try:
+            async with asyncio.timeout_at(self._deadline(call)):
+                yield
+        except TimeoutError:
+            raise self._too_late() from None
+        finally:
+            self._arriving.discard(call)
+
+    def _require_room(self, num_samples: int) -> None:
+        self._require_engine()
+        room = self._limits.max_rows + self._limits.max_queue
+        if num_samples > room:
+            message = f"n: found {num_samples} samples; expected at most {room}"
+            raise ApiError(400, message, param="n")
+        held = self._num_held()
+        if held + num_samples > room:
+            turns = held / self._limits.max_rows  # until the queue is empty
+            wait = max(1, min(_MOST_RETRY_S, math.ceil(self._mean_s * turns)))
+            raise ApiError(
+                429,
+                f"{held} samples are decoded or wait, and there is room for {room}; "
+                f"try again in {wait} s",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": str(wait)},
+            )
+
+    def _require_engine(self) -> None:
+        if self.has_given_up:
+            raise _ending()
+        if not self.thread.is_alive:
+            raise ApiError(503, "the engine has ended; the server's log says how")
 
     def enter(self, call: Call) -> None:
         """Hand a call's samples to the engine; whoever enters must leave, however it ends.
 
         Raises:
-            ApiError: More than there is room for, or nobody decodes any more.
+            ApiError: Nobody decodes any more.
         """
-        if not self.thread.is_alive:
-            raise ApiError(503, "the engine has ended; the server's log says how")
-        room = self._limits.max_rows + self._limits.max_queue
-        if len(call.requests) > room:
-            message = f"n: found {len(call.requests)} samples; expected at most {room}"
-            raise ApiError(400, message, param="n")
-        if len(self._calls) + len(call.requests) > room:
-            wait = max(1, min(_MOST_RETRY_S, math.ceil(self._mean_s * self._num_turns())))
-            raise ApiError(
-                429,
-                f"{len(self._calls)} samples are decoded or wait, and there is room for {room}; "
-                f"try again in {wait} s",
-                code="rate_limit_exceeded",
-                headers={"Retry-After": str(wait)},
-            )
+        self._require_engine()
+        self._arriving.discard(call)
         self._calls.update({request.request_id: call for request in call.requests})
         self.thread.submit(call.served.engine, call.requests)
 
-    def _num_turns(self) -> float:
-        """How often the rows are refilled until the queue is empty."""
-        return len(self._calls) / self._limits.max_rows
+    def give_up(self) -> None:
+        """Take out all that is unfinished, and take nothing on; callers are told."""
+        self.has_given_up = True
+        self.thread.abort(list(self._calls))
 
     def leave(self, call: Call) -> None:
         """The caller wants no more; what is unfinished is taken out."""
@@ -124,18 +162,28 @@ class Gateway:
             ApiError: A sample failed, or the time is over; then the call is to be left.
         """
         try:
-            deadline = self._loop.time() + self._limits.request_timeout_s
+            deadline = self._deadline(call)
             num_left = len(call.requests)
             while num_left:
                 async with asyncio.timeout_at(deadline):
                     update = await call.updates.get()
                 if update.fault is not None:
-                    raise _failure(update.fault)
+                    raise _failure(update.fault, is_refused=update.is_refused)
+                if update.result is not None and update.result.finish_reason == "abort":
+                    raise _ending()  # the caller has not gone, so the server goes
                 num_left -= update.is_last
                 yield update
         except TimeoutError:
-            message = f"not finished within {self._limits.request_timeout_s:g} s"
-            raise ApiError(504, message, code="timeout") from None
+            raise self._too_late() from None
+
+    def _deadline(self, call: Call) -> float:
+        """Of an answer, by the loop's clock."""
+        age_s = time.perf_counter() - call.arrived_s
+        return self._loop.time() + self._limits.request_timeout_s - age_s
+
+    def _too_late(self) -> ApiError:
+        message = f"not finished within {self._limits.request_timeout_s:g} s"
+        return ApiError(504, message, code="timeout")
 
     def _deliver(self, updates: list[Update]) -> None:
         """On the engine thread."""
@@ -146,8 +194,11 @@ class Gateway:
             call = self._calls[update.request_id]
             if update.is_last:
                 del self._calls[update.request_id]
-            self._count(call, update)
             call.updates.put_nowait(update)
+            try:
+                self._count(call, update)
+            except Exception:  # costs a count and no answer
+                _LOG.exception("event=not_counted")
 
     def _count(self, call: Call, update: Update) -> None:
         metrics, name = self.records.metrics, update.request_id
@@ -167,11 +218,15 @@ class Gateway:
         )
 
 
-def _failure(fault: Exception) -> ApiError:
+def _failure(fault: Exception, *, is_refused: bool) -> ApiError:
     """What a caller hears of a fault."""
     if isinstance(fault, RequestFaultError):
         message = f"the target failed on this request: {fault.found}"
         return ApiError(500, message, code="target_fault")
-    if isinstance(fault, DecodingError):
+    if is_refused and isinstance(fault, DecodingError):
         return refused_parameter(fault)
     return ApiError(500, "the engine failed; the server's log says how")
+
+
+def _ending() -> ApiError:
+    return ApiError(503, "the server ends and answers no more", code="server_ending")

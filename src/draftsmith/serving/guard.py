@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftsmith.serving.api_errors import ApiError
+from draftsmith.serving.api_errors import GONE, ApiError
 from draftsmith.serving.settings import Limits
 
 _PROTECTED = "/v1/"
@@ -29,7 +29,7 @@ class Guard:
         app: What is guarded.
         limits: Of bodies and clients.
         keys: Any of them opens /v1/; without keys it is open.
-        on_refusal: Called with the status of every answer that is an error.
+        on_refusal: Called with the status of every answer that is an error and has a reader.
     """
 
     def __init__(
@@ -103,8 +103,9 @@ class Guard:
         """Sends within the client's time; a client that takes nothing loses its answer."""
 
         async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] >= _FIRST_ERROR:
-                self._on_refusal(message["status"])
+            status = message["status"] if message["type"] == "http.response.start" else 0
+            if status >= _FIRST_ERROR and status != GONE:
+                self._on_refusal(status)
             try:
                 async with asyncio.timeout(self._limits.client_timeout_s):
                     await send(message)

@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 
 from draftsmith.decoding import Request, SamplingParams
 from draftsmith.errors import DecodingError, TargetError
-from draftsmith.serving.api_errors import ApiError, refused_parameter
+from draftsmith.serving.api_errors import MOST_SHOWN, ApiError, refused_parameter
 from draftsmith.serving.schema import ChatRequest, CompletionRequest
 from draftsmith.serving.served_pair import ServedPair
 
@@ -111,7 +111,8 @@ def _num_tokens(body: Body, num_prompt: int, limit: int) -> int:
 def _bias(body: Body, vocab_size: int) -> tuple[tuple[int, float], ...]:
     for key in body.logit_bias:
         if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
-            message = f"logit_bias: found the key {key!r}; expected token ids below {vocab_size}"
+            found = key[:MOST_SHOWN]
+            message = f"logit_bias: found the key {found!r}; expected token ids below {vocab_size}"
             raise ApiError(400, message, param="logit_bias")
     return tuple((int(key), value) for key, value in body.logit_bias.items())
 

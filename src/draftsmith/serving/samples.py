@@ -31,7 +31,7 @@ class Piece:
     Attributes:
         text: Maybe empty.
         tokens: Their log-probabilities, where asked for.
-        offset: Characters of the answer before it.
+        offset: Characters that the tokens before them spell.
         finish_reason: stop or length, with the last piece.
     """
 
@@ -73,20 +73,31 @@ class Sample:
             self._hide(self.result)
         shown: list[Token] = []
         if text or reason:
-            shown, self._waiting = self._waiting, []
+            # What a stop string may hide yet waits with its text.
+            num_held = 0 if reason else self._num_within(self._text.num_held)
+            num_shown = len(self._waiting) - num_held
+            shown, self._waiting = self._waiting[:num_shown], self._waiting[num_shown:]
         piece = Piece(text, shown, self._offset, reason)
-        self._offset += len(text)
+        self._offset += sum(len(_spelled(token.token_id, self._token_text)) for token in shown)
         return piece
 
     def _hide(self, result: Result) -> None:
         """Leave out the tokens at the end that show nothing."""
         if isinstance(result.stopped_by, int):
             del self._waiting[-1:]
-        num_hidden = self._text.num_hidden(result)
-        while self._waiting and num_hidden > 0:
-            num_hidden -= len(self._token_text.spelled(self._waiting[-1].token_id))
-            if num_hidden >= 0:
-                self._waiting.pop()
+        num_hidden = self._num_within(self._text.num_hidden(result))
+        del self._waiting[len(self._waiting) - num_hidden :]
+
+    def _num_within(self, num_bytes: int) -> int:
+        """Tokens that wait and lie wholly within so many bytes at the end."""
+        count = 0
+        for token in reversed(self._waiting):
+            length = len(self._token_text.spelled(token.token_id))
+            if not 0 < num_bytes >= length:
+                break
+            num_bytes -= length
+            count += 1
+        return count
 
 
 def chat_logprobs(tokens: Sequence[Token], token_text: TokenText) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 _MAX_TOP = 20
+_MAX_NAMES = 1024  # of an object
+_MAX_ITEMS = 1 << 14
+_MAX_TOKENS = 1 << 20
 _INT_64 = 1 << 63
 _INT_31 = 1 << 31
 _HALF = re.compile("[\ud800-\udfff]")
@@ -34,15 +37,27 @@ def _whole(text: str) -> str:
 Text = Annotated[str, AfterValidator(_whole)]
 StopString = Annotated[Text, Field(min_length=1, max_length=500)]
 TokenId = Annotated[int, Field(ge=0, lt=_INT_31)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=_MAX_TOKENS, fail_fast=True)]
 # One string stands for a list of one.
 Stops = Annotated[
     list[StopString],
-    Field(max_length=16),
+    Field(max_length=16, fail_fast=True),
     BeforeValidator(
         lambda value: [value] if isinstance(value, str) else value,
         json_schema_input_type=StopString | list[StopString],
     ),
 ]
+
+
+def _few(data: Any) -> Any:  # noqa: ANN401  whatever was sent
+    """Objects tell of every name that is wrong, so there must not be a million."""
+    if isinstance(data, dict) and len(data) > _MAX_NAMES:
+        expected = "Object should have at most {most} names, not {found}"
+        raise PydanticCustomError("too_long", expected, {"most": _MAX_NAMES, "found": len(data)})
+    return data
+
+
+Few = BeforeValidator(_few)
 
 
 class _Body(BaseModel):
@@ -53,6 +68,7 @@ class _Body(BaseModel):
     def _without_nulls(cls, data: Any) -> Any:  # noqa: ANN401  whatever was sent
         if not isinstance(data, dict):
             return data
+        _few(data)
         return {name: value for name, value in data.items() if value is not None}
 
 
@@ -85,8 +101,8 @@ class SamplingFields(_Body):
     stop: Stops = Field(default_factory=list)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(
-        default_factory=dict, max_length=1024
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Few] = Field(
+        default_factory=dict, max_length=_MAX_NAMES
     )
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -96,7 +112,7 @@ class SamplingFields(_Body):
     repetition_penalty: float = Field(default=1.0, ge=0.1, le=10)
     min_tokens: int = Field(default=0, ge=0, lt=_INT_31)
     # Taken without effect: none of them changes an answer. `metadata.domain` labels telemetry.
-    metadata: dict[Text, Text] = Field(default_factory=dict)
+    metadata: Annotated[dict[Text, Text], Few] = Field(default_factory=dict)
     user: str = ""
     safety_identifier: str = ""
     prompt_cache_key: str = ""
@@ -127,7 +143,7 @@ class Message(_Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         list[TextPart],
-        Field(min_length=1),
+        Field(min_length=1, max_length=_MAX_ITEMS, fail_fast=True),
         BeforeValidator(_parts, json_schema_input_type=Text | list[TextPart]),
     ]
 
@@ -141,7 +157,7 @@ class Message(_Body):
 class ChatRequest(SamplingFields):
     """Body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=_MAX_ITEMS, fail_fast=True)]
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=_INT_31)
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=_MAX_TOP)
@@ -166,17 +182,20 @@ class ChatRequest(SamplingFields):
         """Most tokens of an answer; None is as many as fit."""
         return self.max_completion_tokens or self.max_tokens
 
+    @property
+    def num_samples(self) -> int:
+        """Answers that are wanted."""
+        return self.n
+
 
 class CompletionRequest(SamplingFields):
     """Body of /v1/completions."""
 
     prompt: (
         Text
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Text], Field(min_length=1, max_length=128)]
-        | Annotated[
-            list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=128)
-        ]
+        | TokenIds
+        | Annotated[list[Text], Field(min_length=1, max_length=128, fail_fast=True)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=128, fail_fast=True)]
     )
     max_tokens: int | None = Field(default=16, ge=1, lt=_INT_31)
     logprobs: int | None = Field(default=None, ge=0, le=_MAX_TOP)
@@ -198,6 +217,11 @@ class CompletionRequest(SamplingFields):
     def num_tokens(self) -> int | None:
         """Most tokens of an answer."""
         return self.max_tokens
+
+    @property
+    def num_samples(self) -> int:
+        """Answers that are wanted, to all prompts."""
+        return len(self.prompts) * self.n
 
     @property
     def prompts(self) -> list[str | list[int]]:

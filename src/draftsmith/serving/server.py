@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from draftsmith.errors import ConfigError
 from draftsmith.serving.api import make_app
@@ -24,6 +26,8 @@ from draftsmith.serving.settings import Limits
 from draftsmith.serving.source import PairSource
 from draftsmith.serving.state import ServerState
 
+_GRACE_S = 5  # for callers to be told that they get no answer
+_SPARE_CONNECTIONS = 256  # beyond those whose samples there is room for: idle ones, refusals
 _LOOPBACK = ("127.", "::1", "localhost")
 _LOG = logging.getLogger(__name__)
 
@@ -132,21 +136,24 @@ class PairServer:
     async def _serve(
         self, state: ServerState, follower: Follower | None, on_ready: Callable[[], None]
     ) -> None:
-        options = self._options
+        options, limits = self._options, self._options.limits
         app = Guard(
             make_app(state),
-            limits=options.limits,
+            limits=limits,
             keys=options.keys,
             on_refusal=state.gateway.records.metrics.refused,
         )
         config = uvicorn.Config(
             app,
             lifespan="off",
+            http=_Protocol,
             ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=options.drain_s,
+            limit_concurrency=limits.max_rows + limits.max_queue + _SPARE_CONNECTIONS,
+            timeout_keep_alive=math.ceil(limits.client_timeout_s),
+            timeout_graceful_shutdown=options.drain_s + 2 * _GRACE_S,  # should ours not be heard
         )
 
         def started() -> None:
@@ -155,7 +162,7 @@ class PairServer:
                 follower.start()
             on_ready()
 
-        self._server = _Server(config, state.gateway, started)
+        self._server = _Server(config, state.gateway, started, drain_s=options.drain_s)
         await self._server.serve(sockets=[self._socket])
 
     def _announce(self, served: ServedPair) -> None:
@@ -171,26 +178,60 @@ class _Server(uvicorn.Server):
 
     Args:
         config: Uvicorn's.
-        gateway: Learns that the server drains.
+        gateway: Learns that the server drains, and when it gives up.
         started: Called once it listens.
+        drain_s: So long for what was begun.
     """
 
     def __init__(
-        self, config: uvicorn.Config, gateway: Gateway, started: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        gateway: Gateway,
+        started: Callable[[], None],
+        *,
+        drain_s: float,
     ) -> None:
         super().__init__(config)
-        self._gateway, self._started = gateway, started
+        self._gateway, self._started, self._drain_s = gateway, started, drain_s
+        self._loop = asyncio.get_running_loop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
         await super().startup(sockets)
         self._started()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for what was begun, and in time tell those who still wait that it is over."""
+        timer = self._loop.call_later(self._drain_s, self._give_up)
+        await super().shutdown(sockets)
+        timer.cancel()
+
+    def _give_up(self) -> None:
+        self._gateway.give_up()
+        self._loop.call_later(_GRACE_S, self._leave)
+
+    def _leave(self) -> None:
+        self.force_exit = True
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  uvicorn's
         """Drain on the first signal, give up what is left on the second."""
         _LOG.info("event=signal number=%d", sig)
-        self.force_exit = self.should_exit
+        if self.should_exit:
+            self._loop.call_soon_threadsafe(self._give_up)
         self.should_exit = self._gateway.is_draining = True
+
+
+class _Protocol(H11Protocol):
+    """Uvicorn's, whatever else is installed; who connects and sends no request is shut out."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request as long as for a body."""
+        super().connection_made(transport)
+        self.loop.call_later(self.timeout_keep_alive, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
 
 
 def _bound(host: str, port: int) -> socket.socket:

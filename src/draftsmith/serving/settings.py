@@ -48,17 +48,31 @@ def read_keys(file: Path | None) -> tuple[bytes, ...]:
     """The API keys of a file, one a line, or of the environment, separated by commas; maybe none.
 
     Raises:
-        ConfigError: The file cannot be read or holds no key.
+        ConfigError: The file cannot be read, or it or the variable is there and holds no key.
     """
     if file is None:
-        text = os.environ.get(KEYS_VARIABLE, "").replace(",", "\n")
-        return _keys(text)
+        return _keys_of_environment()
     try:
         keys = _keys(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise _no_keys(file, getattr(error, "strerror", None) or "no UTF-8 text") from error
     if not keys:
         raise _no_keys(file, "no key")
+    return keys
+
+
+def _keys_of_environment() -> tuple[bytes, ...]:
+    text = os.environ.get(KEYS_VARIABLE)
+    if text is None:
+        return ()
+    keys = _keys(text.replace(",", "\n"))
+    if not keys:  # whoever sets it wants a lock
+        raise ConfigError(
+            f"reading the API keys of {KEYS_VARIABLE}",
+            found="no key",
+            expected="keys, separated by commas",
+            remedy="set some, or unset the variable to leave the API open",
+        )
     return keys
 
 

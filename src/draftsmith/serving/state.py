@@ -9,18 +9,33 @@ from typing import Any
 from draftsmith.serving.gateway import Gateway
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """A pair that does not serve.
+
+    Attributes:
+        version: In the registry.
+        reason: What went wrong.
+        is_final: Whether the pair itself is to blame, so that it is not tried again.
+    """
+
+    version: str
+    reason: str
+    is_final: bool
+
+
 @dataclass
 class SwapState:
     """What became of the alias that is followed.
 
     Attributes:
         followed: The address, None where nothing is followed.
-        refused: Version and reason of the pair that it names and that does not serve; else None.
+        refused: The pair that it names and that does not serve; else None.
         unreachable: Why the registry could not be asked the last time; else None.
     """
 
     followed: str | None = None
-    refused: dict[str, str] | None = None
+    refused: Refusal | None = None
     unreachable: str | None = None
 
 
@@ -63,7 +78,7 @@ class ServerState:
             "running": gateway.num_running,
             "waiting": gateway.num_waiting,
             "followed": self.swap.followed,
-            "refused": self.swap.refused,
+            "refused": vars(self.swap.refused) if self.swap.refused else None,
             "registry": self.swap.unreachable or "ok",
         }
 

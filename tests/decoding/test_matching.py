@@ -203,12 +203,13 @@ def test_greedy_output_with_processors_is_that_of_transformers(
     assert tokens(run(models, plain, draft_length=draft_length)) != expected
 
 
-def test_processed_requests_among_plain_ones_are_as_alone(llama, requests):
+@pytest.mark.parametrize("parity", [0, 1])  # whose own parameters are another matter each
+def test_processed_requests_among_plain_ones_are_as_alone(llama, requests, parity):
     """At temperatures above 0 and with drafts too."""
 
     def mixed():
         return [
-            Request(r.request_id, r.prompt_ids, r.params, processors() if i % 2 == 0 else ())
+            Request(r.request_id, r.prompt_ids, r.params, processors() if i % 2 == parity else ())
             for i, r in enumerate(requests)
         ]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dvc.utils.hydra import apply_overrides
 from typer.testing import CliRunner
 
 from draftsmith.cli import app
@@ -29,6 +30,23 @@ def test_the_configuration_that_the_readme_shows_composes(tmp_path: Path):
     config = compose(tmp_path / "params.yaml", ROOT / "conf", schema=SCHEMA)
     assert config["registry"]["name"] == params["override"]["registry"]["name"]
     assert config["corpus"]["sources"][0]["kind"] == "jsonl"
+
+
+OVERRIDES = sorted(
+    {
+        override
+        for document in DOCUMENTS
+        for override in re.findall(r"-S '([^']+)'", document.read_text(encoding="utf-8"))
+    }
+)
+
+
+@pytest.mark.parametrize("override", OVERRIDES)
+def test_overrides_of_experiments_that_the_documents_show_compose(tmp_path: Path, override: str):
+    params = tmp_path / "params.yaml"
+    params.write_text((ROOT / "params.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    apply_overrides(params, [override])
+    compose(params, ROOT / "conf", schema=SCHEMA)
 
 
 @pytest.mark.parametrize("profile", ["default", "full"])

@@ -5,11 +5,17 @@ that a token of probability 0 is never kept; after the first rejection one token
 residual norm(max(0, p - q)), after a full accept the bonus token comes from p. The committed tokens
 then follow p exactly.
 
-Source: Leviathan et al. 2023, theorem 1; Chen et al. 2023, algorithm 2.
+Of a tree the guesses of a node are certain, and its path is the one that the target's own draws
+follow; or they were drawn without replacement, and are tried one after the other: after each
+rejection p becomes the residual and q loses the token that was tried.
+
+Source: Leviathan et al. 2023, theorem 1; Chen et al. 2023, algorithm 2; for trees Miao et al. 2024
+(arXiv 2305.09781), section 4.3; without replacement Jeon et al. 2024 (arXiv 2402.14160).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +30,8 @@ from draftsmith.decoding.distribution import (
     probability,
     sample,
 )
+from draftsmith.decoding.distribution import draw as drawn
+from draftsmith.decoding.tree import Tree, follow, tensors_of
 
 
 @dataclass(frozen=True)
@@ -32,10 +40,13 @@ class Proposal:
 
     Attributes:
         tokens: int64 `[rows, drafts]`, ids of the target's vocabulary.
-        drawn_from: The distribution each token was drawn from, `[rows, drafts]` positions.
-        counts: int64 `[rows]`: how many of a row's drafts count; the rest is padding.
+        drawn_from: The distribution each token was drawn from, `[rows, drafts]` positions. Of a
+            tree `[rows, depth]`: siblings were drawn from their depth's without replacement.
+        counts: int64 `[rows]`: how many of a row's drafts count; the rest is padding. Of a tree
+            how long its paths may be.
         entries: int64 `[rows, drafts]`: the tokens' places in a trimmed vocabulary, else None.
         from_text: The rows whose drafts were copied from their text; no model guessed them.
+        tree: Shape of the drafts; None is a chain.
     """
 
     tokens: Tensor
@@ -43,14 +54,32 @@ class Proposal:
     counts: Tensor
     entries: Tensor | None = None
     from_text: frozenset[int] = frozenset()
+    tree: Tree | None = None
+
+    def spine(self) -> Proposal:
+        """The first guesses alone, as a chain; itself where it is one."""
+        if self.tree is None:
+            return self
+        tokens = self.tokens[:, list(self.tree.spine)]
+        if isinstance(self.drawn_from, OneHot):
+            return Proposal(tokens, OneHot(tokens), self.counts, from_text=self.from_text)
+        entries = None if self.entries is None else self.entries[:, list(self.tree.spine)]
+        return dataclasses.replace(self, tokens=tokens, entries=entries, tree=None)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`num_accepted` int64 `[rows]` drafts are kept, then `next_token` int64 `[rows]` follows."""
+    """Which drafts are kept, and what follows them.
+
+    Attributes:
+        num_accepted: int64 `[rows]`: how many.
+        next_token: int64 `[rows]`: the token behind them.
+        path: int64 `[rows, depth]`: places in the tree of those that are kept; None of a chain.
+    """
 
     num_accepted: Tensor
     next_token: Tensor
+    path: Tensor | None = None
 
 
 # Target laws, drafts, uniforms for acceptance, uniforms for draws.
@@ -83,6 +112,10 @@ def verify(p: Distribution, proposal: Proposal, accept: Tensor, draw: Tensor) ->
         accept: Uniforms `[rows, drafts]` for the acceptance tests.
         draw: Uniforms `[rows, drafts + 1]`; the one at the position of the next token is used.
     """
+    if proposal.tree is not None:
+        if isinstance(p, OneHot) or isinstance(proposal.drawn_from, OneHot):
+            return along_tree(drawn(p, draw), proposal, proposal.tree)
+        return through_tree(p.probs, proposal, proposal.tree, accept, draw)
     num_drafts = proposal.tokens.shape[1]
     p_tokens = probability(p, proposal.tokens)
     q_tokens = probability(proposal.drawn_from, proposal.tokens, proposal.entries)
@@ -100,6 +133,62 @@ def verify(p: Distribution, proposal: Proposal, accept: Tensor, draw: Tensor) ->
         q_next = densify(_at(proposal.drawn_from, rows, place), p_next.shape[-1], p_next.dtype)
         p_next = torch.where(rejected[:, None], residual(p_next, q_next[:, 0]), p_next)
     return Verdict(num_accepted, sample(p_next, draw[rows, num_accepted]))
+
+
+def along_tree(draws: Tensor, proposal: Proposal, tree: Tree) -> Verdict:
+    """Keep the path that the target's draws follow.
+
+    Args:
+        draws: int64 `[rows, places]`: one at every place of the tree.
+        proposal: What was drafted.
+        tree: Its shape.
+    """
+    num_accepted, path = follow(draws, proposal.tokens, proposal.counts, tree)
+    return Verdict(num_accepted, draws.gather(1, path[:, -1:]).squeeze(1), path)
+
+
+def through_tree(
+    p: Tensor, proposal: Proposal, tree: Tree, accept: Tensor, draw: Tensor
+) -> Verdict:
+    """Try the siblings at every place in their order, and go on behind the first that is kept.
+
+    Args:
+        p: Target probabilities `[rows, places, vocab]`.
+        proposal: Drawn without replacement, from laws by depth.
+        tree: Its shape.
+        accept: Uniforms `[rows, nodes]`, independent ones for siblings.
+        draw: Uniforms `[rows, places]`; the one at the place of the next token is used.
+    """
+    rows = torch.arange(len(p), device=p.device)
+    children = tensors_of(tree, p.device).children
+    place = torch.zeros_like(proposal.counts)
+    num_accepted, path, law = torch.zeros_like(place), [], p[:, 0]
+    for depth, num_guesses in enumerate(tree.guesses):
+        q = densify(_at(proposal.drawn_from, rows, place * 0 + depth), p.shape[-1], p.dtype)[:, 0]
+        parent, is_open = place, (num_accepted == depth) & (proposal.counts > depth)
+        for rank in range(num_guesses):
+            child = children[parent, rank]
+            is_tried = is_open & (place == parent) & (child > 0)
+            node = (child - 1).clamp(min=0)
+            token = proposal.tokens[rows, node][:, None]
+            q_token, p_token = q.gather(1, token)[:, 0], law.gather(1, token)[:, 0]
+            is_kept = is_tried & (accept[rows, node].to(p.dtype) * q_token < p_token)
+            is_kept &= q_token > 0  # the law has run out of tokens
+            is_refused = (is_tried & ~is_kept)[:, None]
+            law = torch.where(is_refused, residual(law, q), law)
+            law = torch.where(is_kept[:, None], p[rows, child], law)
+            q = torch.where(is_refused, _without(q, token), q)
+            place = torch.where(is_kept, child, place)
+        num_accepted = num_accepted + (place != parent)
+        path.append(place)
+    return Verdict(num_accepted, sample(law, draw[rows, place]), torch.stack(path, 1))
+
+
+def _without(q: Tensor, token: Tensor) -> Tensor:
+    """The law of the next sibling: without `token` `[rows, 1]`; all zero where nothing is left."""
+    rest = q.scatter(1, token, 0.0)
+    mass = rest.sum(-1, keepdim=True)
+    return rest / torch.where(mass > 0, mass, 1.0)
 
 
 def longest_prefix(kept: Tensor, counts: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ retires the last one takes its place.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -117,13 +118,20 @@ class Batch:
             self._keys = self._tensor(keys, torch.long)
         return self._keys
 
-    def adjust(self, logits: Tensor, drafts: Tensor, token_ids: Tensor | None = None) -> Tensor:
+    def adjust(
+        self,
+        logits: Tensor,
+        drafts: Tensor,
+        token_ids: Tensor | None = None,
+        prefixes: Sequence[tuple[int, ...]] = (),
+    ) -> Tensor:
         """Logits after the rows' bias, penalties and minimum lengths; see `penalise`."""
         if any(row.request.params.logit_bias for row in self.rows):
             logits = add_bias(logits, self._row_bias(), token_ids)
         if not any(row.request.params.depends_on_history for row in self.rows):
             return logits
-        return penalise(logits, self._row_penalties(), self._history(), drafts, token_ids)
+        penalties, history = self._row_penalties(), self._history()
+        return penalise(logits, penalties, history, drafts, token_ids, prefixes)
 
     def _row_bias(self) -> Tensor:
         if self._bias is None:

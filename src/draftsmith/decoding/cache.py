@@ -80,6 +80,11 @@ class _SlotLayer(CacheLayerMixin):
             if store is not None:  # None until the first write
                 store[destination].copy_(store[source])
 
+    def move_slots(self, rows: Tensor, sources: Tensor, destinations: Tensor) -> None:
+        for store in (self.keys, self.values):
+            if store is not None:
+                store[rows, :, destinations] = store[rows, :, sources]
+
     def clear_row(self, row: int) -> None:
         for store in (self.keys, self.values):
             if store is not None:
@@ -121,6 +126,12 @@ class SlotCache(Cache):
         for layer in self.layers:
             assert isinstance(layer, _SlotLayer)
             layer.move_row(source, destination)
+
+    def move_slots(self, rows: Tensor, sources: Tensor, destinations: Tensor) -> None:
+        """Copy slots of rows, int64 `[slots]` each; all are read before one is written."""
+        for layer in self.layers:
+            assert isinstance(layer, _SlotLayer)
+            layer.move_slots(rows, sources, destinations)
 
     def clear_row(self, row: int) -> None:
         """Make a row finite again: a masked slot that holds NaN still adds 0 * NaN."""

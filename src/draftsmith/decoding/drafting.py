@@ -12,6 +12,7 @@ from draftsmith.decoding.acceptance import Proposal
 from draftsmith.decoding.batch import Batch, to_device
 from draftsmith.decoding.distribution import Dense, OneHot, distribution, sample
 from draftsmith.decoding.randomness import uniform
+from draftsmith.decoding.tree import NO_TREES, Tree, TreesByRows
 
 
 class Drafts:
@@ -21,10 +22,29 @@ class Drafts:
         batch: The rows.
         token_ids: int64 `[entries]`: the target's id of each of the draft's output rows; None is
             the identity.
+        counts: Drafts that each row wants.
+        trees: Of a tree a position's guesses are its most probable tokens, and drafting goes on
+            behind the first; of a chain a position's token is drawn.
+
+    Attributes:
+        tree: Shape of the drafts; None is a chain.
+        counts: Drafts that each row gets.
     """
 
-    def __init__(self, batch: Batch, token_ids: Tensor | None) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        token_ids: Tensor | None,
+        counts: list[int],
+        trees: TreesByRows = NO_TREES,
+    ) -> None:
         self._batch, self._token_ids = batch, token_ids
+        self.tree = trees.choose(len(batch), max(counts))
+        self._is_sampled = trees.is_sampled and not batch.sampling.is_greedy
+        self.counts = counts
+        if self.tree is not None:
+            self.counts = [min(count, self.tree.depth) for count in counts]
+        self._guesses: list[Tensor] = []
         self._tokens: list[Tensor] = []
         self._entries: list[Tensor] = []
         self._dists: list[OneHot | Dense] = []
@@ -42,6 +62,14 @@ class Drafts:
         batch = self._batch
         so_far = torch.cat(self._tokens, 1) if self._tokens else positions[:, :0]
         logits = batch.adjust(logits, so_far, self._token_ids)
+        if self.tree is not None:
+            wanted = self.tree.guesses[len(self._guesses)]
+            entries = (
+                self._siblings(logits, positions, wanted)
+                if self._is_sampled
+                else logits[:, -1].topk(min(wanted, logits.shape[-1])).indices
+            )
+            return self._guess(entries)
         dist = distribution(logits, batch.sampling, self._token_ids)
         entry, tokens = _draw(dist, uniform(batch.keys[:, None], positions, batch.draft_purpose))
         self._tokens.append(tokens)
@@ -49,13 +77,49 @@ class Drafts:
         self._dists.append(dist)
         return tokens
 
-    def proposal(self, counts: list[int]) -> Proposal:
-        """All of them, of which `counts[row]` count."""
-        counted = to_device(counts, self._batch.device)
+    def _guess(self, entries: Tensor) -> Tensor:
+        """Keep a position's guesses `[rows, guesses]`; drafting goes on behind the first."""
+        self._guesses.append(entries)
+        first = entries[:, :1]
+        self._tokens.append(first if self._token_ids is None else self._token_ids[first])
+        return self._tokens[-1]
+
+    def _siblings(self, logits: Tensor, positions: Tensor, wanted: int) -> Tensor:
+        """Entries of a position drawn without replacement, int64 `[rows, wanted]`."""
+        batch = self._batch
+        dist = distribution(logits, batch.sampling, self._token_ids)
+        assert isinstance(dist, Dense), "a greedy batch has certain guesses"
+        self._dists.append(dist)
+        left, drawn = dist.probs.clone(), []
+        for rank in range(wanted):
+            numbers = uniform(batch.keys[:, None], positions, batch.draft_purpose, rank)
+            drawn.append(sample(left, numbers))
+            left.scatter_(-1, drawn[-1][..., None], 0.0)
+        return torch.cat(drawn, 1)
+
+    @property
+    def num_steps(self) -> int:
+        """Positions to draft."""
+        return max(self.counts)
+
+    def proposal(self) -> Proposal:
+        """All of them."""
+        counted = to_device(self.counts, self._batch.device)
+        if self.tree is not None:
+            return self._tree_proposal(self.tree, counted)
         drawn_from = _concatenate(self._dists)
         return Proposal(
             torch.cat(self._tokens, 1), drawn_from, counted, torch.cat(self._entries, 1)
         )
+
+    def _tree_proposal(self, tree: Tree, counts: Tensor) -> Proposal:
+        nodes = zip(tree.depths[1:], tree.ranks, strict=True)
+        guesses = [(self._guesses[depth - 1], rank) for depth, rank in nodes]
+        # A vocabulary smaller than the number of guesses gives its last one again.
+        entries = torch.stack([best[:, min(rank, best.shape[1] - 1)] for best, rank in guesses], 1)
+        tokens = entries if self._token_ids is None else self._token_ids[entries]
+        drawn_from = _concatenate(self._dists) if self._dists else OneHot(tokens)
+        return Proposal(tokens, drawn_from, counts, entries, tree=tree)
 
 
 def _draw(dist: OneHot | Dense, uniforms: Tensor) -> tuple[Tensor, Tensor]:

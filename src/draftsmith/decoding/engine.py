@@ -20,17 +20,18 @@ from transformers import PreTrainedModel
 
 from draftsmith.decoding.acceptance import Proposal, Verify
 from draftsmith.decoding.admission import PREFILL_CHUNK, Admission
-from draftsmith.decoding.batch import Batch, Row
+from draftsmith.decoding.batch import Batch, Row, to_device
 from draftsmith.decoding.distribution import distribution
 from draftsmith.decoding.faults import RequestFaultError, not_finite
 from draftsmith.decoding.logprobs import token_logprobs
 from draftsmith.decoding.matching import VerifyMode, match, rule_named, with_processors
-from draftsmith.decoding.proposers import Proposer, empty_proposal, reader_of
+from draftsmith.decoding.proposers import Proposer, empty_proposal, most_nodes, reader_of
 from draftsmith.decoding.randomness import Purpose, uniform
 from draftsmith.decoding.request import Event, Request, Result, TokenLogprobs, require_means
 from draftsmith.decoding.slot_model import SlotModel
 from draftsmith.decoding.stopping import trim
 from draftsmith.decoding.token_text import TokenText
+from draftsmith.decoding.tree import Tree, tensors_of
 from draftsmith.errors import DecodingError
 
 
@@ -127,7 +128,8 @@ class Engine:
 
     def _reserve(self) -> None:
         for cached in (self._target, self._proposer):
-            slots = self.max_context + self.max_draft_length + 1
+            longest = max(self.max_draft_length, most_nodes(self._proposer))
+            slots = self.max_context + longest + 1
             cached.reserve(rows=self._num_rows, slots=slots)
 
     @property
@@ -248,17 +250,17 @@ class Engine:
         # A row never drafts past its own length limit, so the cut depends on no neighbour.
         counts = [min(self.max_draft_length, row.num_remaining - 1) for row in batch.rows]
         proposal = self._proposer.propose(batch, counts) if any(counts) else empty_proposal(batch)
-        tokens, num_accepted, drafted, logits = self._verify(proposal)
-        kept = [row[: accepted + 1] for row, accepted in zip(tokens, num_accepted, strict=True)]
-        logprobs = self._logprobs(logits, kept)
+        kept, drafted, places, logits = self._verify(proposal)
+        if proposal.tree is not None:
+            self._keep_paths(places)
+        logprobs = self._logprobs(logits, kept, places)
         events = []
         for index, row in enumerate(batch.rows):
-            accepted = num_accepted[index]
             committed, stopped_by = trim(kept[index], row, self._token_text)
             row.token_ids += committed
             row.trace.record(
                 drafted=drafted[index],
-                accepted=accepted,
+                accepted=len(kept[index]) - 1,
                 committed=len(committed),
                 from_text=index in proposal.from_text,
             )
@@ -272,40 +274,57 @@ class Engine:
         return events
 
     def _logprobs(
-        self, logits: Tensor, kept: Sequence[Sequence[int]]
+        self, logits: Tensor, kept: Sequence[Sequence[int]], places: Sequence[Sequence[int]]
     ) -> dict[int, list[TokenLogprobs]]:
         rows = enumerate(self._batch.rows)
         wanted = {i: row.request.num_top for i, row in rows if row.request.num_top is not None}
-        return token_logprobs(logits, kept, wanted)
+        return token_logprobs(logits, kept, wanted, places)
 
-    def _verify(self, proposal: Proposal) -> tuple[list[list[int]], list[int], list[int], Tensor]:
+    def _keep_paths(self, places: Sequence[Sequence[int]]) -> None:
+        """Give the accepted nodes of trees the slots of their positions."""
+        moves = [
+            (index, len(row.token_ids) - 1 + place, len(row.token_ids) - 1 + depth)
+            for index, row in enumerate(self._batch.rows)
+            for depth, place in enumerate(places[index])
+            if place != depth
+        ]
+        if moves:
+            self._target.move_slots(*to_device(moves, self._target.device).T)
+
+    def _verify(
+        self, proposal: Proposal
+    ) -> tuple[list[list[int]], list[int], list[list[int]], Tensor]:
         """One target forward and the acceptance rule; one copy from the device.
 
         Returns:
-            For every row its drafts with the next token behind the accepted ones, the number
-            accepted, and the number drafted; and the target's logits, `[rows, drafts + 1, vocab]`.
+            For every row its accepted drafts and the next token, the number drafted, and the places
+            of pending token and accepted drafts; and the target's logits, `[rows, places, vocab]`.
         """
-        batch, width = self._batch, proposal.tokens.shape[1] + 1
+        batch, tree, width = self._batch, proposal.tree, proposal.tokens.shape[1] + 1
         pending, start = batch.tail(1)
         steps = torch.arange(width, device=batch.device)
-        positions = start + steps
+        positions = start + (steps if tree is None else tensors_of(tree, batch.device).depths)
         inputs = torch.cat([pending, proposal.tokens], 1)
-        logits = self._target.forward(inputs, positions, span=batch.span + width - 1).float()
-        scores = batch.adjust(logits, proposal.tokens)
-        accept, draw = self._uniforms(positions + 1)
+        span = batch.span + width - 1
+        logits = self._target.forward(inputs, positions, span=span, tree=tree).float()
+        scores = batch.adjust(logits, proposal.tokens, prefixes=tree.prefixes if tree else ())
+        accept, draw = self._uniforms(positions + 1, tree)
         p = distribution(scores, batch.sampling)
-        verdict = self.verify(p, proposal, accept[:, :-1], draw)
+        verdict = self.verify(p, proposal, accept, draw)
         verdict = with_processors(verdict, scores, batch=batch, proposal=proposal, uniforms=draw)
         is_finite = torch.isfinite(logits.amax(-1)).all(-1)
-        tokens = torch.cat([proposal.tokens, pending], 1)
-        tokens.scatter_(1, verdict.num_accepted[:, None], verdict.next_token[:, None])
-        facts = [verdict.num_accepted, proposal.counts, is_finite]
-        packed = torch.cat([tokens, torch.stack(facts, 1)], 1).tolist()
-        faulty = [index for index, values in enumerate(packed) if not values[-1]]
+        path = verdict.path if verdict.path is not None else steps[1:].expand(len(batch), -1)
+        facts = [verdict.num_accepted, proposal.counts, is_finite, verdict.next_token]
+        packed = torch.cat([torch.stack(facts, 1), path, inputs.gather(1, path)], 1).tolist()
+        faulty = [index for index, values in enumerate(packed) if not values[2]]
         if faulty:
             raise self._give_up(faulty)
-        accepted, drafted = ([values[place] for values in packed] for place in (-3, -2))
-        return [values[:-3] for values in packed], accepted, drafted, logits
+        kept, places = [], []
+        for accepted, _, _, next_token, *rest in packed:
+            drafts = rest[path.shape[1] :]
+            kept.append([*drafts[:accepted], next_token])
+            places.append([0, *rest[:accepted]])
+        return kept, [values[1] for values in packed], places, logits
 
     def _give_up(self, faulty: list[int]) -> RequestFaultError:
         """Take out rows whose logits are not finite; nothing of the round is committed."""
@@ -316,12 +335,20 @@ class Engine:
             self._retire(index)
         return fault
 
-    def _uniforms(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _uniforms(self, positions: Tensor, tree: Tree | None) -> tuple[Tensor, Tensor]:
+        """For acceptance `[rows, drafts]`, and for draws behind each place."""
         if self._batch.sampling.is_greedy:  # one-hot: every u in [0, 1) gives the same verdict
             zeros = torch.zeros(positions.shape, dtype=torch.float32, device=positions.device)
-            return zeros, zeros
+            return zeros[:, 1:], zeros
         keys = self._batch.keys[:, None]
-        return uniform(keys, positions, Purpose.ACCEPT), uniform(keys, positions, Purpose.SAMPLE)
+        # A draft stands one position before the token that is drawn behind it.
+        drafts, streams = (
+            positions[:, 1:] - 1,
+            0 if tree is None else tensors_of(tree, positions.device).ranks,
+        )
+        return uniform(keys, drafts, Purpose.ACCEPT, streams), uniform(
+            keys, positions, Purpose.SAMPLE
+        )
 
     def _retire(self, index: int) -> None:
         last = self._batch.remove(index)

@@ -28,6 +28,7 @@ from draftsmith.decoding.batch import Batch, pad_prompts
 from draftsmith.decoding.drafting import Drafts
 from draftsmith.decoding.proposers import empty_proposal
 from draftsmith.decoding.slot_model import SlotModel
+from draftsmith.decoding.tree import NO_TREES, TreesByRows
 
 
 class FeatureHead(Protocol):
@@ -49,20 +50,25 @@ class FeatureProposer:
         head: The same head.
         token_ids: int64 `[entries]`: the target's id of each of the draft's output rows; None is
             the identity.
+        trees: Combs to draft; see `DraftModelProposer`.
 
     Attributes:
         reader: The proposer itself.
     """
 
     def __init__(
-        self, model: PreTrainedModel, head: FeatureHead, token_ids: Tensor | None = None
+        self,
+        model: PreTrainedModel,
+        head: FeatureHead,
+        token_ids: Tensor | None = None,
+        trees: TreesByRows = NO_TREES,
     ) -> None:
         self._slots = SlotModel(model)
         self._head = head
         self._token_ids = None if token_ids is None else token_ids.to(self._slots.device)
         self._features = torch.empty(0)  # [rows, slots, hidden]
         self._num_cached: list[int] = []  # entries with true features, by row
-        self.reader = self
+        self.reader, self.trees = self, trees
         self.feature_layers = head.feature_layers
         self.max_positions = self._slots.max_positions
 
@@ -86,6 +92,10 @@ class FeatureProposer:
         fused = self._head.fuse(features).nan_to_num(0.0, 0.0, 0.0)
         rows = torch.arange(first_row, first_row + len(fused), device=fused.device)[:, None]
         self._features[rows, positions] = fused.to(self._features.dtype)
+
+    def move_slots(self, rows: Tensor, sources: Tensor, destinations: Tensor) -> None:
+        """Move the features of an accepted path of a tree to its positions."""
+        self._features[rows, destinations] = self._features[rows, sources]
 
     def admit(self, prompts: list[list[int]], *, first_row: int, start: int = 0) -> None:
         """Prefill the entries whose tokens are known, but for the last one, which begins a round.
@@ -118,15 +128,15 @@ class FeatureProposer:
         entries = (positions - 1).clamp(min=0)
         rows = torch.arange(len(batch), device=batch.device)[:, None]
         features = self._features[rows, entries]
-        drafts = Drafts(batch, self._token_ids)
-        for step in range(max(counts)):
+        drafts = Drafts(batch, self._token_ids, counts, self.trees)
+        for step in range(drafts.num_steps):
             span = max(batch.span - 1, 1) + step
             output = self._slots.run(tokens, entries, span=span, keep=1, features=features)
             positions = positions[:, -1:] + 1
             tokens = drafts.draw(output.logits.float(), positions)
             features, entries = output.features, entries[:, -1:] + 1
         self._num_cached[: len(batch)] = [n - 1 for n in lengths]
-        return drafts.proposal(counts)
+        return drafts.proposal()
 
     def observe(self, batch: Batch) -> None:
         """Nothing to forget: entries of drafts were never counted."""

@@ -30,9 +30,13 @@ class FeatureReader(Protocol):
 
         Args:
             features: `[rows, width, layers * hidden]` in the target's dtype.
-            positions: int64 `[rows, width]`: the texts' positions that they belong to.
+            positions: int64 `[rows, width]`: the texts' positions that they belong to, or the slots
+                of a tree's places.
             first_row: The cache row of `features[0]`.
         """
+
+    def move_slots(self, rows: Tensor, sources: Tensor, destinations: Tensor) -> None:
+        """An accepted path goes to its positions: as that of a cache."""
 
 
 @contextmanager

@@ -15,14 +15,18 @@ from draftsmith.decoding.request import TokenLogprobs
 
 
 def token_logprobs(
-    logits: Tensor, committed: Sequence[Sequence[int]], num_top: Mapping[int, int]
+    logits: Tensor,
+    committed: Sequence[Sequence[int]],
+    num_top: Mapping[int, int],
+    places: Sequence[Sequence[int]],
 ) -> dict[int, list[TokenLogprobs]]:
     """Log-probabilities of a round, for the rows that want them; copies from the device.
 
     Args:
         logits: The target's, `[rows, positions, vocab]`.
-        committed: By row the tokens of its first positions.
+        committed: By row its tokens.
         num_top: Row -> how many of the most probable tokens it wants.
+        places: By row the positions of the logits that decided them.
 
     Returns:
         Row -> one entry a token.
@@ -30,7 +34,8 @@ def token_logprobs(
     found = {}
     for row, wanted in num_top.items():
         tokens = committed[row]
-        scores = logits[row, : len(tokens)].float().log_softmax(-1)
+        decided = to_device(places[row][: len(tokens)], logits.device)
+        scores = logits[row, decided].float().log_softmax(-1)
         index = to_device(tokens, scores.device)[:, None]
         chosen = scores.gather(-1, index).squeeze(-1).tolist()
         top = scores.topk(min(wanted, scores.shape[-1]), dim=-1)

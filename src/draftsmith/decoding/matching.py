@@ -14,10 +14,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from draftsmith.decoding.acceptance import Proposal, Verdict, Verify, longest_prefix, verify
+from draftsmith.decoding.acceptance import (
+    Proposal,
+    Verdict,
+    Verify,
+    along_tree,
+    longest_prefix,
+    verify,
+)
 from draftsmith.decoding.batch import Batch, Row, to_device
 from draftsmith.decoding.distribution import Distribution, SamplingTensors, distribution, draw
 from draftsmith.decoding.request import Request
+from draftsmith.decoding.tree import Tree
 from draftsmith.errors import DecodingError
 
 VerifyMode = Literal["rejection", "match"]
@@ -49,6 +57,8 @@ def match(p: Distribution, proposal: Proposal, _accept: Tensor, uniforms: Tensor
         uniforms: `[rows, drafts + 1]`, one a position.
     """
     drawn = draw(p, uniforms)
+    if proposal.tree is not None:
+        return along_tree(drawn, proposal, proposal.tree)
     num_drafts = proposal.tokens.shape[1]
     num_accepted = longest_prefix(drawn[:, :num_drafts] == proposal.tokens, proposal.counts)
     return Verdict(num_accepted, drawn.gather(1, num_accepted[:, None]).squeeze(1))
@@ -83,31 +93,47 @@ def with_processors(
     if not rows:
         return verdict
     num_accepted, next_token = verdict.num_accepted.clone(), verdict.next_token.clone()
+    path = None if verdict.path is None else verdict.path.clone()
     for index in rows:
-        num_accepted[index], next_token[index] = _follow(
+        places, next_token[index] = _follow(
             batch.rows[index],
-            proposal.tokens[index, : int(proposal.counts[index])].tolist(),
+            _Drafts(proposal, index),
             scores=scores[index],
             sampling=_one_row(batch.sampling, index),
             uniforms=uniforms[index],
         )
-    return Verdict(num_accepted, next_token)
+        num_accepted[index] = len(places)
+        if path is not None:
+            path[index, : len(places)] = to_device(places, path.device)
+    return Verdict(num_accepted, next_token, path)
+
+
+class _Drafts:
+    """Drafts of one row, on the host."""
+
+    def __init__(self, proposal: Proposal, index: int) -> None:
+        self.tokens: list[int] = proposal.tokens[index].tolist()
+        self.tree = proposal.tree or Tree.chain(len(self.tokens))
+        self.longest = int(proposal.counts[index])
 
 
 def _follow(
-    row: Row, drafts: list[int], *, scores: Tensor, sampling: SamplingTensors, uniforms: Tensor
-) -> tuple[int, int]:
-    """How many drafts one row keeps, and the token behind them."""
+    row: Row, drafts: _Drafts, *, scores: Tensor, sampling: SamplingTensors, uniforms: Tensor
+) -> tuple[list[int], int]:
+    """Places of the drafts that one row keeps, and the token behind them."""
     text = to_device([row.token_ids], scores.device)
-    for place, draft in enumerate(drafts):
-        token = _drawn(row.request, text, scores[place], sampling, uniforms[place])
-        if int(token) != draft:
-            return place, int(token)
-        if draft in row.request.params.stop_token_ids:
-            return place + 1, draft  # cut off behind the stop token: nobody sees an ended text
-        text = torch.cat([text, token], 1)
-    last = len(drafts)
-    return last, int(_drawn(row.request, text, scores[last], sampling, uniforms[last]))
+    places: list[int] = []
+    while True:
+        place = places[-1] if places else 0
+        drawn = _drawn(row.request, text, scores[place], sampling, uniforms[place])
+        token = int(drawn)
+        child = drafts.tree.child(place, token, drafts.tokens)
+        if child is None or len(places) == drafts.longest:
+            return places, token
+        places.append(child)
+        if token in row.request.params.stop_token_ids:
+            return places, token  # cut off behind the stop token: nobody sees an ended text
+        text = torch.cat([text, drawn], 1)
 
 
 def _drawn(

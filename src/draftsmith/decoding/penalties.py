@@ -8,6 +8,7 @@ count the answer alone and are subtracted, as OpenAI's API defines them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,12 +66,13 @@ def penalise(
     history: History,
     drafts: Tensor,
     token_ids: Tensor | None = None,
+    prefixes: Sequence[tuple[int, ...]] = (),
 ) -> Tensor:
     """Logits after penalties and minimum length.
 
-    The last position follows all `drafts`, the one before it all but the last draft, and so on.
-    Example: a verification has 3 positions for 2 drafts, so they follow 0, 1 and 2 drafts; the
-    draft's own third step has 1 position, which follows both.
+    Without `prefixes` the last position follows all `drafts`, the one before it all but the last
+    draft, and so on. Example: a verification has 3 positions for 2 drafts, so they follow 0, 1 and
+    2 drafts; the draft's own third step has 1 position, which follows both.
 
     Args:
         logits: `[rows, positions, entries]`.
@@ -78,25 +80,37 @@ def penalise(
         history: Counts of the rows.
         drafts: int64 `[rows, drafts]`, at least `positions - 1` of them.
         token_ids: int64 `[entries]`: the target's id of each entry; None is the identity.
+        prefixes: By position the drafts that it follows.
     """
+    num_drafts, num_positions = drafts.shape[1], logits.shape[1]
+    chain = tuple(range(num_drafts))
+    prefixes = prefixes or [chain[: num_drafts + 1 - n] for n in range(num_positions, 0, -1)]
+    stops = _entries(penalties.stops, token_ids)
     adjusted = logits.clone()
-    used, new = history.used.clone(), history.new.clone()
-    one = torch.ones(len(drafts), 1, dtype=used.dtype, device=used.device)
-    first = drafts.shape[1] + 1 - logits.shape[1]
-    for num_drafts in range(drafts.shape[1] + 1):
-        if num_drafts:
-            draft = drafts[:, num_drafts - 1 : num_drafts]
-            used.scatter_add_(1, draft, one)
-            new.scatter_add_(1, draft, one)
-        if num_drafts >= first:
-            place = num_drafts - first
-            scores = _penalised(
-                logits[:, place], penalties, _entries(used, token_ids), _entries(new, token_ids)
-            )
-            is_early = (history.num_new + num_drafts < penalties.min_new)[:, None]
-            stops = _entries(penalties.stops, token_ids)
-            adjusted[:, place] = scores.masked_fill(stops & is_early, -torch.inf)
+    for place, (prefix, used, new) in enumerate(_counts(history, drafts, prefixes)):
+        scores = _penalised(
+            logits[:, place], penalties, _entries(used, token_ids), _entries(new, token_ids)
+        )
+        is_early = (history.num_new + len(prefix) < penalties.min_new)[:, None]
+        adjusted[:, place] = scores.masked_fill(stops & is_early, -torch.inf)
     return adjusted
+
+
+def _counts(
+    history: History, drafts: Tensor, prefixes: Sequence[tuple[int, ...]]
+) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor]]:
+    """Each prefix with the occurrences, committed tokens and its drafts together."""
+    one = torch.ones(len(drafts), 1, dtype=history.used.dtype, device=drafts.device)
+    used, new = history.used.clone(), history.new.clone()
+    held: tuple[int, ...] = ()
+    for prefix in prefixes:
+        if prefix[: len(held)] != held:
+            used, new, held = history.used.clone(), history.new.clone(), ()
+        for index in prefix[len(held) :]:
+            used.scatter_add_(1, drafts[:, index : index + 1], one)
+            new.scatter_add_(1, drafts[:, index : index + 1], one)
+        held = prefix
+        yield prefix, used, new
 
 
 def _entries(table: Tensor, token_ids: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ never decides what is accepted.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Protocol
 
 import torch
@@ -19,12 +20,14 @@ from draftsmith.decoding.draft_length import FixedLengths, LengthPolicy, Lengths
 from draftsmith.decoding.drafting import Drafts
 from draftsmith.decoding.features import FeatureReader
 from draftsmith.decoding.slot_model import SlotModel
+from draftsmith.decoding.tree import NO_TREES, Tree, TreesByRows
 
 
 class Proposer(Protocol):
     """What the engine asks of a proposer.
 
-    One that reads the target's features has an attribute `reader`, too: who gets them.
+    One that reads the target's features has an attribute `reader`, too: who gets them. One that
+    drafts trees has an attribute `trees`.
     """
 
     max_positions: int
@@ -53,6 +56,12 @@ def reader_of(proposer: Proposer) -> FeatureReader | None:
     """Who of a proposer wants the target's features; None where nobody does."""
     reader: FeatureReader | None = getattr(proposer, "reader", None)
     return reader
+
+
+def most_nodes(proposer: Proposer) -> int:
+    """Drafts of the largest tree of a proposer; 0 where it drafts chains."""
+    trees: TreesByRows = getattr(proposer, "trees", NO_TREES)
+    return trees.max_nodes
 
 
 class NoProposer:
@@ -90,10 +99,18 @@ class DraftModelProposer:
         model: The draft; as a `SlotModel` where its steps are to be compiled or captured.
         token_ids: int64 `[entries]`: the target's id of each of the draft's output rows; None is
             the identity.
+        trees: Combs to draft: a chain of this draft with other guesses beside it. Of any other tree
+            the nodes beside the chain have guesses that were made behind the chain.
     """
 
-    def __init__(self, model: PreTrainedModel | SlotModel, token_ids: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel | SlotModel,
+        token_ids: Tensor | None = None,
+        trees: TreesByRows = NO_TREES,
+    ) -> None:
         self._slots = SlotModel.of(model)
+        self.trees = trees
         self._token_ids = None if token_ids is None else token_ids.to(self._slots.device)
         self._num_cached: list[int] = []
         self.max_positions = self._slots.max_positions
@@ -121,15 +138,17 @@ class DraftModelProposer:
         """
         missing = (len(r.token_ids) - c for r, c in zip(batch.rows, self._num_cached, strict=False))
         tokens, positions = batch.tail(max(2, *missing))
-        drafts = Drafts(batch, self._token_ids)
-        for step in range(max(counts)):
+        drafts = Drafts(batch, self._token_ids, counts, self.trees)
+        for step in range(drafts.num_steps):
             span = batch.span + step
             logits = self._slots.forward(tokens, positions, span=span, keep=1).float()
             positions = positions[:, -1:] + 1
             tokens = drafts.draw(logits, positions)
         for index, (row, count) in enumerate(zip(batch.rows, counts, strict=True)):
-            self._num_cached[index] = len(row.token_ids) + max(count - 1, 0)
-        return drafts.proposal(counts)
+            # Which of a tree's guesses is accepted is not known here, so none is counted.
+            num_drafts = max(count - 1, 0) if drafts.tree is None else 0
+            self._num_cached[index] = len(row.token_ids) + num_drafts
+        return drafts.proposal()
 
     def observe(self, batch: Batch) -> None:
         """Forget the drafts behind the committed tokens, whose last one is never cached."""
@@ -221,7 +240,7 @@ class LookupFirstProposer:
 
     def __init__(self, draft: Proposer, lengths: LengthPolicy, *, min_ngram: int = 2) -> None:
         self._draft = draft
-        self.reader = reader_of(draft)
+        self.reader, self.trees = reader_of(draft), getattr(draft, "trees", NO_TREES)
         self._lengths = lengths
         self._lookup = PromptLookupProposer(min_ngram=min_ngram)
         self._num_rounds = 0
@@ -247,9 +266,20 @@ class LookupFirstProposer:
             for copy, count in zip(found, counts, strict=True)
         ]
         if not any(rest):
-            return _copied(batch, found) if any(found) else empty_proposal(batch)
+            return self._copied(batch, found) if any(found) else empty_proposal(batch)
         drafted = self._draft.propose(batch, rest)
-        return _merged(batch, found, drafted) if any(found) else drafted
+        if not any(found):
+            return drafted
+        if drafted.tree is None or isinstance(drafted.drawn_from, Dense):
+            return _merged(batch, found, drafted.spine())
+        return _with_copies(batch, found, drafted, drafted.tree)
+
+    def _copied(self, batch: Batch, found: list[list[int]]) -> Proposal:
+        """Copies alone; as a tree where it may be one, so that neighbours change no row's rule."""
+        copied = _copied(batch, found)
+        if self.trees.max_nodes == 0 or self.trees.is_sampled:
+            return copied
+        return dataclasses.replace(copied, tree=Tree.chain(copied.tokens.shape[1]))
 
     def observe(self, batch: Batch) -> None:
         """Tell the draft, and who decides the lengths; not of a round that a fault undid."""
@@ -278,6 +308,20 @@ def with_lookup(draft: Proposer, draft_length: int, lookup_length: int) -> tuple
         return draft, draft_length
     lengths = Lengths(draft_length, lookup_length)
     return LookupFirstProposer(draft, FixedLengths(lengths)), max(lengths)
+
+
+def _with_copies(batch: Batch, found: list[list[int]], drafted: Proposal, tree: Tree) -> Proposal:
+    """A tree of certain guesses, along whose spine some rows have copies instead."""
+    longer = tree.with_spine(max(map(len, found)))
+    rows = [index for index, copy in enumerate(found) if copy]
+    places = to_device(rows, batch.device)
+    copies = _padded(batch, [found[row] for row in rows])
+    spine = to_device(longer.spine[: copies.shape[1]], batch.device)
+    tokens = torch.nn.functional.pad(drafted.tokens, (0, longer.num_nodes - tree.num_nodes))
+    tokens[places[:, None], spine] = copies
+    lengths = to_device([len(found[row]) for row in rows], batch.device)
+    counts = drafted.counts.index_copy(0, places, lengths)
+    return Proposal(tokens, OneHot(tokens), counts, from_text=frozenset(rows), tree=longer)
 
 
 def _merged(batch: Batch, found: list[list[int]], drafted: Proposal) -> Proposal:

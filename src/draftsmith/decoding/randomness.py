@@ -16,6 +16,7 @@ _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 _MANTISSA_BITS = 53
+_NUM_PURPOSES = 16  # at most
 
 
 class Purpose(IntEnum):
@@ -44,16 +45,17 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift_right(x, 31)
 
 
-def uniform(keys: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
+def uniform(keys: Tensor, positions: Tensor, purpose: Purpose, stream: int | Tensor = 0) -> Tensor:
     """Uniform numbers in [0, 1).
 
     Args:
         keys: int64, any shape that broadcasts with `positions`.
         positions: int64 token positions.
         purpose: What the draw decides.
+        stream: Which of several draws of one purpose at a position it is, 0 or more.
 
     Returns:
         float64 of the broadcast shape.
     """
-    bits = _mix(_mix(_mix(keys) ^ positions) ^ int(purpose))
+    bits = _mix(_mix(_mix(keys) ^ positions) ^ (int(purpose) + _NUM_PURPOSES * stream))
     return _shift_right(bits, 64 - _MANTISSA_BITS).to(torch.float64) * 2.0**-_MANTISSA_BITS

@@ -17,6 +17,7 @@ from draftsmith.decoding import attention
 from draftsmith.decoding.cache import SlotCache
 from draftsmith.decoding.features import FeatureReader, layer_inputs
 from draftsmith.decoding.steps import BuildStep, Inputs, Shape, StaticSteps, bucket
+from draftsmith.decoding.tree import Tree, visible_slots
 from draftsmith.errors import DecodingError
 
 _SLOT_ROUNDING = 64
@@ -51,7 +52,7 @@ class SlotModel:
         model: Causal LM in eval mode; its attention is switched to the slot attention.
         steps: Compiles or captures decoding steps (`compiled()`, `graphed()`); None runs them as
             they are. Prefills are wide and of any shape, so they always run as they are, and so
-            does every forward whose features are read.
+            does every forward over a tree, and every one whose features are read.
 
     Attributes:
         reader: Gets the features of every forward; None is nobody.
@@ -104,7 +105,14 @@ class SlotModel:
         assert self.cache is not None
         self.cache.clear_row(row)
 
-    def forward(
+    def move_slots(self, rows: Tensor, sources: Tensor, destinations: Tensor) -> None:
+        """Move an accepted path of a tree to its positions, int64 `[slots]` each."""
+        assert self.cache is not None
+        self.cache.move_slots(rows, sources, destinations)
+        if self.reader is not None:
+            self.reader.move_slots(rows, sources, destinations)
+
+    def forward(  # noqa: PLR0913  those of a step, and the shape of its drafts
         self,
         tokens: Tensor,
         positions: Tensor,
@@ -112,6 +120,7 @@ class SlotModel:
         span: int,
         first_row: int = 0,
         keep: int | None = None,
+        tree: Tree | None = None,
     ) -> Tensor:
         """Logits of `tokens`, whose keys and values are written at `positions`.
 
@@ -123,14 +132,18 @@ class SlotModel:
                 the device.
             first_row: The cache row of `tokens[0]`.
             keep: Only the logits of the last `keep` tokens; 0 is none (a prefill), None is all.
+            tree: Shape of tokens that are the places of a tree: each sees its own path, and its key
+                and value are written behind those of the places before it. `span` holds them.
 
         Returns:
             `[rows, width or keep, vocab]` in the model's dtype.
         """
         assert self.cache is not None, "reserve() comes first"
-        is_step = first_row == 0 and keep != 0 and self.cache.is_initialized
+        is_step = first_row == 0 and keep != 0 and self.cache.is_initialized and tree is None
         if self._steps is None or self.reader is not None or not is_step:
-            output = self.run(tokens, positions, span=span, first_row=first_row, keep=keep)
+            output = self.run(
+                tokens, positions, span=span, first_row=first_row, keep=keep, tree=tree
+            )
             return _kept(output.logits, keep)
         self._require_slot_attention()
         positions = positions.clamp(max=self.max_positions - 1)
@@ -146,6 +159,7 @@ class SlotModel:
         span: int,
         first_row: int = 0,
         keep: int | None = None,
+        tree: Tree | None = None,
         **more: Tensor,
     ) -> Any:  # noqa: ANN401  the outputs of Transformers' classes share no useful type
         """The model's output, for models that read or return more than others.
@@ -155,10 +169,12 @@ class SlotModel:
         """
         assert self.cache is not None, "reserve() comes first"
         self._require_slot_attention()
-        positions = positions.clamp(max=self.max_positions - 1)
         rows, width = tokens.shape
+        places = positions = positions.clamp(max=self.max_positions - 1)
+        if tree is not None:
+            places = positions[:, :1] + torch.arange(width, device=positions.device)
         shape = Shape(rows, width, min(_rounded(span), self.cache.slots), keep)
-        return self._output(Inputs(tokens, positions, positions), shape, first_row, **more)
+        return self._output(Inputs(tokens, positions, places), shape, first_row, tree, **more)
 
     def _require_slot_attention(self) -> None:
         # A configuration object shared with another model would switch this one too, and packed
@@ -169,7 +185,14 @@ class SlotModel:
         """A forward that depends on its shape, the tensors and the cache, and on nothing else."""
         return _kept(self._output(inputs, shape, 0).logits, shape.num_kept)
 
-    def _output(self, inputs: Inputs, shape: Shape, first_row: int, **more: Tensor) -> Any:  # noqa: ANN401
+    def _output(
+        self,
+        inputs: Inputs,
+        shape: Shape,
+        first_row: int,
+        tree: Tree | None = None,
+        **more: Tensor,
+    ) -> Any:  # noqa: ANN401
         assert self.cache is not None
         tokens, positions, places = inputs
         self.cache.begin(places, first_row=first_row, num_slots=shape.num_slots)
@@ -182,32 +205,43 @@ class SlotModel:
         with layer_inputs(self.model, layers) as features:
             output = self.model(
                 input_ids=tokens,
-                attention_mask=self._masks(positions, shape.num_slots),
+                attention_mask=self._masks(positions, shape.num_slots, tree),
                 position_ids=positions,
                 use_cache=True,
                 **{self._cache_argument: self.cache},
                 **more,
             )
         if self.reader is not None:
-            self.reader.read(torch.cat(features, -1), positions, first_row=first_row)
+            self.reader.read(torch.cat(features, -1), places, first_row=first_row)
         return output
 
-    def _masks(self, positions: Tensor, num_slots: int) -> Tensor | dict[str, Tensor]:
+    def _masks(
+        self, positions: Tensor, num_slots: int, tree: Tree | None
+    ) -> Tensor | dict[str, Tensor]:
         """Additive masks, packed for the query groups.
 
         One for a uniform model, else a dict by attention kind.
         """
-        slots = torch.arange(num_slots, device=positions.device)
-        query = positions[:, None, :, None]
         masks = {}
         for kind, window in self._windows.items():
-            visible = slots <= query
-            if window is not None:
-                visible &= slots > query - window
+            if tree is None:
+                visible = _visible(positions, num_slots, window)
+            else:
+                visible = visible_slots(tree, positions, num_slots, window)
             mask = torch.zeros(visible.shape, dtype=self.model.dtype, device=positions.device)
             mask.masked_fill_(~visible, -torch.inf)
             masks[kind] = attention.pack_mask(mask, self._groups)
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _visible(positions: Tensor, num_slots: int, window: int | None) -> Tensor:
+    """What positions `[rows, width]` see of a cache: bool `[rows, 1, width, num_slots]`."""
+    slots = torch.arange(num_slots, device=positions.device)
+    query = positions[:, None, :, None]
+    visible = slots <= query
+    if window is not None:
+        visible &= slots > query - window
+    return visible
 
 
 def _kept(logits: Tensor, keep: int | None) -> Tensor:

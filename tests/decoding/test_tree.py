@@ -1,0 +1,295 @@
+"""Trees of drafts: their shape, what they see, and the law of what is committed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import defaultdict
+
+import pytest
+import torch
+
+from draftsmith.decoding import acceptance as rule_module
+from draftsmith.decoding.acceptance import Proposal, verify
+from draftsmith.decoding.distribution import Dense, OneHot
+from draftsmith.decoding.tree import Tree, TreesByRows, follow, visible_slots
+from draftsmith.errors import DecodingError
+
+EXAMPLE = Tree((0, 0, 1, 1))  # that of the module
+VOCAB = 4
+TOLERANCE = 1e-12
+DETECTED = 0.01
+
+
+def random_tree(chance: random.Random, most_nodes: int = 9) -> Tree:
+    return Tree(tuple(chance.randint(0, node) for node in range(chance.randint(1, most_nodes))))
+
+
+# ---------------------------------------------------------------------------------------- shape
+
+
+def test_the_example_has_the_shape_that_is_drawn_of_it():
+    assert EXAMPLE.depths == (0, 1, 1, 2, 2)
+    assert EXAMPLE.ranks == (0, 1, 0, 1)
+    assert EXAMPLE.guesses == (2, 2)
+    assert EXAMPLE.prefixes == ((), (0,), (1,), (0, 2), (0, 3))
+    assert EXAMPLE.spine == (0, 2)
+    assert (EXAMPLE.depth, EXAMPLE.num_nodes) == (2, 4)
+
+
+def test_a_chain_is_the_tree_of_one_guess_a_position():
+    chain = Tree.chain(3)
+    assert chain == Tree.comb([1, 1, 1]) == Tree((0, 1, 2))
+    assert (chain.depths, chain.ranks, chain.spine) == ((0, 1, 2, 3), (0, 0, 0), (0, 1, 2))
+
+
+def test_a_comb_is_a_chain_with_leaves_beside_it():
+    comb = Tree.comb([3, 1, 2])
+    assert comb.parents == (0, 1, 2, 0, 0, 2)
+    assert comb.guesses == (3, 1, 2)
+    assert comb.spine == (0, 1, 2)
+
+
+def test_a_cut_tree_keeps_the_first_positions_and_their_ranks():
+    tree = Tree((0, 1, 0, 3, 2))
+    assert tree.up_to(2) == Tree((0, 1, 0, 3))
+    assert tree.up_to(1) == Tree((0, 0))
+    assert tree.up_to(3) is tree
+
+
+def test_a_longer_spine_leaves_the_other_nodes_where_they_are():
+    assert EXAMPLE.with_spine(4) == Tree((0, 0, 1, 1, 3, 5))
+    assert EXAMPLE.with_spine(4).spine == (0, 2, 4, 5)
+    assert EXAMPLE.with_spine(2) is EXAMPLE
+
+
+@pytest.mark.parametrize("parents", [(1,), (0, 2), (0, -1)])
+def test_a_parent_behind_its_child_is_refused(parents):
+    with pytest.raises(DecodingError, match="parents before their children"):
+        Tree(parents)
+
+
+def test_a_batch_takes_the_tree_of_the_next_number_of_rows():
+    trees = TreesByRows({1: Tree.comb([3, 2]), 4: Tree((0, 0))})
+    assert [trees.choose(rows, 9) for rows in (1, 2, 4, 5)] == [
+        Tree.comb([3, 2]),
+        Tree((0, 0)),
+        Tree((0, 0)),
+        None,
+    ]
+    assert trees.choose(1, 1) == Tree((0, 0, 0))
+    assert trees.max_nodes == 5
+
+
+# ----------------------------------------------------------------------------------------- mask
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_place_sees_its_text_and_its_own_path_within_the_window(seed, window):
+    chance = random.Random(seed)
+    tree = random_tree(chance)
+    starts = [chance.randint(0, 6) for _ in range(3)]
+    depths = torch.tensor(tree.depths)
+    positions = torch.tensor(starts)[:, None] + depths
+    visible = visible_slots(tree, positions, 20, window)
+    for row, start in enumerate(starts):
+        for place, prefix in enumerate(tree.prefixes):
+            # Slot -> position of what lies in it.
+            seen = {slot: slot for slot in range(start + 1)}
+            seen |= {start + node + 1: start + tree.depths[node + 1] for node in prefix}
+            own = start + tree.depths[place]
+            expected = {s for s, at in seen.items() if window is None or at > own - window}
+            found = set(visible[row, 0, place].nonzero().flatten().tolist())
+            assert found == expected
+
+
+# ----------------------------------------------------------------- guesses that are certain
+
+
+def walked(tree, drawn, drafts, count):
+    """Places of the accepted nodes of one row, found node by node."""
+    place, path = 0, []
+    while len(path) < count:
+        hits = [
+            node + 1
+            for node, parent in enumerate(tree.parents)
+            if parent == place and drafts[node] == drawn[place]
+        ]
+        if not hits:
+            break
+        place = hits[0]
+        path.append(place)
+    return path
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_path_holds_what_the_target_draws(seed):
+    chance = random.Random(seed)
+    tree = random_tree(chance)
+    rows = 50
+    drawn = torch.tensor([[chance.randrange(3) for _ in tree.depths] for _ in range(rows)])
+    drafts = torch.tensor([[chance.randrange(3) for _ in tree.parents] for _ in range(rows)])
+    counts = torch.tensor([chance.randint(0, tree.depth + 1) for _ in range(rows)])
+    num_accepted, path = follow(drawn, drafts, counts, tree)
+    for row in range(rows):
+        expected = walked(tree, drawn[row].tolist(), drafts[row].tolist(), int(counts[row]))
+        assert path[row, : len(expected)].tolist() == expected
+        assert int(num_accepted[row]) == len(expected)
+        assert int(path[row, -1]) == (expected[-1] if expected else 0)
+
+
+# ------------------------------------------------------ guesses drawn without replacement
+
+
+def law(generator) -> list[float]:
+    return torch.rand(VOCAB, generator=generator, dtype=torch.float64).softmax(0).tolist()
+
+
+def left_over(p, q):
+    rest = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
+    mass = sum(rest)
+    return [value / mass for value in rest] if mass > 0 else p
+
+
+def without(q, token):
+    rest = [0.0 if index == token else value for index, value in enumerate(q)]
+    mass = sum(rest)
+    return [value / mass for value in rest] if mass > 0 else rest
+
+
+def outcomes(tree, p_of, q_of, drafts, next_q, place=0, text=()):
+    """(probability, committed tokens, law of the next) of one tree of drafts, by the definition."""
+    children = [node + 1 for node, parent in enumerate(tree.parents) if parent == place]
+    p, q, reach = p_of(text), q_of(len(text)), 1.0
+    for child in children:
+        token = drafts[child - 1]
+        keep = min(1.0, p[token] / q[token]) if q[token] > 0 else 0.0
+        behind = outcomes(tree, p_of, q_of, drafts, next_q, child, (*text, token))
+        for share, tokens, next_law in behind:
+            yield reach * keep * share, tokens, next_law
+        reach *= 1 - keep
+        p, q = left_over(p, q), next_q(q, token)
+    yield reach, text, p
+
+
+def samples(q, number):
+    """(probability, tokens) of so many draws without replacement."""
+    if number == 0:
+        yield 1.0, ()
+        return
+    for token, share in enumerate(q):
+        if share > 0:
+            for rest_share, rest in samples(without(q, token), number - 1):
+                yield share * rest_share, (token, *rest)
+
+
+def law_of_a_round(tree, p_of, q_of, horizon, next_q):
+    """Probability of every text of `horizon` tokens: a round, then the target alone."""
+    found = defaultdict(float)
+    draws = [list(samples(q_of(depth), number)) for depth, number in enumerate(tree.guesses)]
+    for chosen in itertools.product(*draws):
+        weight = 1.0
+        for share, _ in chosen:
+            weight *= share
+        nodes = zip(tree.depths[1:], tree.ranks, strict=True)
+        drafts = [chosen[depth - 1][1][rank] for depth, rank in nodes]
+        for share, text, next_law in outcomes(tree, p_of, q_of, drafts, next_q):
+            for rest in itertools.product(range(VOCAB), repeat=horizon - len(text)):
+                mass, so_far = weight * share, text
+                for place, token in enumerate(rest):
+                    mass *= next_law[token] if place == 0 else p_of(so_far)[token]
+                    so_far = (*so_far, token)
+                found[so_far] += mass
+    return found
+
+
+SHAPES = [Tree.comb([2, 2, 1]), Tree((0, 0, 1, 1, 3)), Tree((0, 1, 2)), Tree((0, 0, 0, 1, 4))]
+
+
+def worst_error(tree, next_q):
+    """Largest difference of a text's probability from the target's."""
+    generator = torch.Generator().manual_seed(tree.num_nodes)
+    horizon = tree.depth + 1
+    texts = [t for n in range(horizon) for t in itertools.product(range(VOCAB), repeat=n)]
+    p = {text: law(generator) for text in texts}
+    q = [law(generator) for _ in range(tree.depth)]
+    found = law_of_a_round(tree, p.__getitem__, q.__getitem__, horizon, next_q)
+    worst = 0.0
+    for text in itertools.product(range(VOCAB), repeat=horizon):
+        expected = 1.0
+        for place, token in enumerate(text):
+            expected *= p[text[:place]][token]
+        worst = max(worst, abs(found[text] - expected))
+    return worst
+
+
+@pytest.mark.parametrize("tree", SHAPES)
+def test_the_rule_for_siblings_commits_the_targets_law(tree):
+    assert worst_error(tree, without) < TOLERANCE
+
+
+def test_the_enumeration_sees_siblings_that_are_held_to_the_law_of_the_first():
+    assert worst_error(Tree.comb([2, 2, 1]), lambda q, _token: q) > DETECTED
+
+
+def stepwise(tree, p, q, drafts, accept, count):
+    """Path and next law of one row, by the definition."""
+    place, path = 0, []
+    current = p[0]
+    while True:
+        children = [node + 1 for node, parent in enumerate(tree.parents) if parent == place]
+        left, kept = q[len(path)] if len(path) < tree.depth else None, None
+        for child in children if len(path) < count else []:
+            token = drafts[child - 1]
+            if left[token] > 0 and accept[child - 1] * left[token] < current[token]:
+                kept = child
+                break
+            current, left = left_over(current, left), without(left, token)
+        if kept is None:
+            return path, current
+        place = kept
+        path.append(place)
+        current = p[place]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_verification_of_siblings_is_that_rule(seed, monkeypatch):
+    laws = []
+
+    def keep_law(probs, _uniforms):
+        laws.append(probs)
+        return probs.argmax(-1)
+
+    monkeypatch.setattr(rule_module, "sample", keep_law)
+    chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    tree, rows = random_tree(chance), 60
+    weights = torch.rand(2, rows, 12, VOCAB, generator=generator, dtype=torch.float64)
+    weights[1, ::7, :, 1:] = 0  # runs out of tokens behind the first
+    laws_of = weights / weights.sum(-1, keepdim=True)
+    p, q = laws_of[0, :, : tree.num_nodes + 1], laws_of[1, :, : tree.depth]
+    drafts = torch.randint(VOCAB, (rows, tree.num_nodes), generator=generator)
+    accept = torch.rand(rows, tree.num_nodes, generator=generator, dtype=torch.float64)
+    counts = torch.randint(tree.depth + 2, (rows,), generator=generator)
+    proposal = Proposal(drafts, Dense(q), counts, tree=tree)
+    verdict = verify(Dense(p), proposal, accept, torch.zeros(rows, tree.num_nodes + 1))
+    for row in range(rows):
+        path, next_law = stepwise(
+            tree,
+            p[row].tolist(),
+            q[row].tolist(),
+            drafts[row].tolist(),
+            accept[row].tolist(),
+            int(counts[row]),
+        )
+        assert int(verdict.num_accepted[row]) == len(path)
+        assert verdict.path[row, : len(path)].tolist() == path
+        assert torch.allclose(laws[0][row], torch.tensor(next_law, dtype=torch.float64))
+
+
+def test_the_spine_of_a_proposal_is_the_chain_of_first_guesses():
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    chain = Proposal(tokens, OneHot(tokens), torch.tensor([2]), tree=EXAMPLE).spine()
+    assert chain.tree is None
+    assert chain.tokens.tolist() == [[5, 7]]
+    assert chain.drawn_from.ids.tolist() == [[5, 7]]

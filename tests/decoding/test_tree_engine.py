@@ -1,0 +1,262 @@
+"""Trees through the whole engine: lossless, whoever drafts them and whatever else is decoded."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+import torch
+from transformers import LogitsProcessorList, TemperatureLogitsWarper
+
+from draftsmith.decoding import (
+    DraftModelProposer,
+    Engine,
+    FixedLengths,
+    Lengths,
+    LookupFirstProposer,
+    NoProposer,
+    Request,
+    SamplingParams,
+)
+from draftsmith.decoding import acceptance as rule_module
+from draftsmith.decoding.acceptance import Verdict
+from draftsmith.decoding.distribution import sample
+from draftsmith.decoding.trace import accepted_fraction
+from draftsmith.decoding.tree import Tree, TreesByRows
+from tests.decoding.arrivals import CONTEXT, live_through, random_requests
+from tests.decoding.laws import exact_law, p_value
+from tests.decoding.test_engine_greedy import KINDS, greedy_requests
+
+NUM_NEW = 20
+COMB = Tree.comb([3, 2, 2, 1])
+BUSHY = Tree((0, 0, 1, 1, 2, 3, 3))  # nodes beside the spine have children of their own
+SIGNIFICANCE = 1e-3
+
+
+def trees(tree: Tree, *, is_sampled: bool = False) -> TreesByRows:
+    return TreesByRows({1000: tree}, is_sampled)
+
+
+def engine_with(models, tree, *, rows, is_sampled=False, **options):
+    proposer = DraftModelProposer(models.draft, trees=trees(tree, is_sampled=is_sampled))
+    return Engine(models.target, proposer, max_rows=rows, draft_length=4, **options)
+
+
+@pytest.fixture(scope="module")
+def expected(family, continue_greedily, ragged_prompts):
+    @functools.cache
+    def tokens(kind):
+        model = family(kind).reference
+        return [continue_greedily(model, prompt, NUM_NEW) for prompt in ragged_prompts]
+
+    return tokens
+
+
+@pytest.mark.parametrize("tree", [COMB, BUSHY], ids=["comb", "bushy"])
+@pytest.mark.parametrize("max_rows", [1, 5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_output_equals_the_targets_argmax_loop(  # noqa: PLR0917  fixtures are arguments
+    family, expected, ragged_prompts, kind, max_rows, tree
+):
+    results = engine_with(family(kind), tree, rows=max_rows).generate(
+        greedy_requests(ragged_prompts)
+    )
+    assert [r.token_ids for r in results] == expected(kind)
+    assert 0.05 < accepted_fraction([r.trace for r in results]) < 0.95
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_more_is_accepted_than_of_the_chain_alone(family, ragged_prompts, kind):
+    requests = greedy_requests(ragged_prompts, num_new=40)
+    accepted = []
+    for tree in (Tree.chain(3), Tree.comb([4, 4, 4])):
+        results = engine_with(family(kind), tree, rows=5).generate(requests)
+        accepted.append(accepted_fraction([r.trace for r in results]))
+    assert accepted[1] > accepted[0] + 0.02
+
+
+def test_a_path_beside_the_spine_that_stays_in_its_slots_is_noticed(
+    llama, expected, ragged_prompts, monkeypatch
+):
+    monkeypatch.setattr(Engine, "_keep_paths", lambda _self, _places: None)
+    results = engine_with(llama, COMB, rows=5).generate(greedy_requests(ragged_prompts))
+    assert [r.token_ids for r in results] != expected("llama")
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "gpt2", "llama", "mistral"])
+def test_the_cache_of_a_tree_is_that_of_the_text(family, kind):
+    """After many rounds every slot holds what a prefill of the committed text writes."""
+    models = family(kind)
+    engine = engine_with(models, BUSHY, rows=2)
+    prompts = [[5, 9, 2, 7, 1], [3, 3, 8]]
+    engine.open(160)
+    engine.submit(greedy_requests(prompts, num_new=150))
+    for _ in range(50):
+        engine.step()
+    texts = [list(row.token_ids) for row in engine._batch.rows]
+    assert len(texts) == 2
+    held = [(layer.keys.clone(), layer.values.clone()) for layer in engine._target.cache.layers]
+    fresh = Engine(models.target, NoProposer(), max_rows=2, draft_length=0)
+    fresh.open(160)
+    fresh.submit(greedy_requests(texts, num_new=2))
+    fresh.step()
+    for layer, (keys, values) in zip(fresh._target.cache.layers, held, strict=True):
+        for row, text in enumerate(texts):
+            read = len(text) - 1
+            for mine, theirs in ((keys, layer.keys), (values, layer.values)):
+                torch.testing.assert_close(
+                    mine[row, :, :read], theirs[row, :, :read], atol=2e-4, rtol=1e-3
+                )
+
+
+# ------------------------------------------------------------------------------------- sampling
+
+VOCAB = 8
+PROMPT = [6, 7, 7, 4, 7]
+TEMPERATURE = 0.7
+
+
+@pytest.fixture(scope="module")
+def small(family):
+    return family("llama", vocab_size=VOCAB, noise=0.3)
+
+
+@pytest.fixture(scope="module")
+def law(small):
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(TEMPERATURE)])
+    return exact_law(small.reference, PROMPT, 3, warpers)
+
+
+def sampled(engine, count=12000):
+    params = SamplingParams(max_new_tokens=3, temperature=TEMPERATURE)
+    return engine.generate([Request(str(i), PROMPT, params) for i in range(count)])
+
+
+@pytest.mark.parametrize("is_sampled", [False, True], ids=["certain", "sampled"])
+@pytest.mark.parametrize("tree", [COMB, BUSHY], ids=["comb", "bushy"])
+def test_continuations_follow_the_targets_exact_law(small, law, tree, is_sampled):
+    results = sampled(engine_with(small, tree, rows=2000, is_sampled=is_sampled))
+    assert 0.1 < accepted_fraction([r.trace for r in results]) < 0.95
+    assert p_value(results, law) > SIGNIFICANCE
+
+
+def test_the_test_has_the_power_to_see_a_law_that_keeps_its_tried_tokens(small, law, monkeypatch):
+    monkeypatch.setattr(rule_module, "_without", lambda q, _token: q)
+    results = sampled(engine_with(small, Tree.comb([4, 4]), rows=2000, is_sampled=True))
+    assert p_value(results, law) < 1e-6
+
+
+def each_path_alone(p, proposal, accept, _draw):
+    """Siblings that are compared with draws of their own, as if each path were a chain."""
+    tree = proposal.tree
+    place, num_accepted, path = torch.zeros_like(proposal.counts), proposal.counts * 0, []
+    rows = torch.arange(len(place))
+    for depth in range(1, tree.depth + 1):
+        moved = place.clone()
+        for node, parent in enumerate(tree.parents):
+            own_draw = sample(p.probs[:, parent], accept[:, node])
+            is_hit = (own_draw == proposal.tokens[:, node]) & (place == parent) & (moved == place)
+            is_hit &= proposal.counts >= depth
+            moved = torch.where(is_hit, torch.full_like(place, node + 1), moved)
+        num_accepted, place = num_accepted + (moved != place), moved
+        path.append(place)
+    behind = torch.rand(len(place), generator=torch.Generator().manual_seed(0))
+    return Verdict(num_accepted, sample(p.probs[rows, place], behind), torch.stack(path, 1))
+
+
+def test_the_test_has_the_power_to_see_paths_that_are_verified_each_alone(small, law):
+    engine = engine_with(small, Tree.comb([4, 4]), rows=2000, is_sampled=True)
+    engine.verify = each_path_alone
+    assert p_value(sampled(engine), law) < 1e-6
+
+
+@pytest.mark.parametrize("tree", [COMB, BUSHY, Tree.chain(2)])
+def test_certain_guesses_give_the_tokens_that_the_target_draws_without_them(llama, tree):
+    requests = random_requests(30, seed=5)
+    alone = Engine(llama.target, NoProposer(), max_rows=4, draft_length=0, verify="match")
+    expected = [r.token_ids for r in alone.generate(requests)]
+    for mode in ("rejection", "match"):
+        found = engine_with(llama, tree, rows=4, verify=mode).generate(requests)
+        assert [r.token_ids for r in found] == expected
+
+
+# ----------------------------------------------- neighbours, arrivals, copies, processors, log-probs
+
+
+@pytest.mark.parametrize("is_sampled", [False, True], ids=["certain", "sampled"])
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_decode_as_each_would_alone(llama, seed, is_sampled):
+    chance = random.Random(seed)
+    engine = engine_with(
+        llama, chance.choice([COMB, BUSHY]), rows=chance.randint(1, 6), is_sampled=is_sampled
+    )
+    requests = [r for r in random_requests(40, seed=300 + seed)]
+    if is_sampled:  # a greedy neighbour shares the rule of those that sample
+        requests = [r for r in requests if r.params.temperature > 0]
+    alone = {r.request_id: engine.generate([r])[0].token_ids for r in requests}
+    engine.open(CONTEXT, prefill_chunk=chance.choice([1, 3, 16, None]))
+    day = live_through(engine, requests, chance, preempt=0.3)
+    assert day.answers == {name: alone[name] for name in alone if name not in day.aborted}
+    for name, tokens in day.aborted.items():
+        assert alone[name][: len(tokens)] == tokens
+
+
+@pytest.mark.parametrize("max_rows", [1, 5])
+def test_copies_stand_in_for_guesses_and_change_no_token(llama, max_rows):
+    requests = random_requests(30, seed=9)
+    alone = Engine(llama.target, NoProposer(), max_rows=4, draft_length=0, verify="match")
+    expected = [r.token_ids for r in alone.generate(requests)]
+    draft = DraftModelProposer(llama.draft, trees=trees(COMB))
+    lengths = FixedLengths(Lengths(3, copy=6))
+    proposer = LookupFirstProposer(draft, lengths, min_ngram=1)
+    engine = Engine(llama.target, proposer, max_rows=max_rows, draft_length=6)
+    found = engine.generate(requests)
+    assert [r.token_ids for r in found] == expected
+    copied = [sum(r.trace.from_text) for r in found]
+    assert any(copied)
+    assert not all(all(r.trace.from_text) for r in found)
+
+
+class Forbid:
+    """A processor that forbids one token behind another."""
+
+    def __call__(self, input_ids, scores):
+        scores = scores.clone()
+        scores[:, (int(input_ids[0, -1]) * 7 + 3) % scores.shape[1]] = -torch.inf
+        return scores
+
+
+def test_processed_requests_take_the_same_path_with_and_without_a_tree(llama):
+    plain = random_requests(20, seed=11)
+    requests = [
+        Request(r.request_id, r.prompt_ids, r.params, (Forbid(),) if i % 2 else ())
+        for i, r in enumerate(plain)
+    ]
+    alone = Engine(llama.target, NoProposer(), max_rows=4, draft_length=0, verify="match")
+    expected = [r.token_ids for r in alone.generate(requests)]
+    results = engine_with(llama, BUSHY, rows=4, verify="match").generate(requests)
+    assert [r.token_ids for r in results] == expected
+    assert accepted_fraction([r.trace for r in results]) > 0.05
+
+
+def test_log_probabilities_are_those_of_the_place_that_decided(llama):
+    params = SamplingParams(max_new_tokens=24)
+    request = Request("r", [4, 8, 15, 16], params, num_top=2)
+
+    def shown(engine):
+        return [one for event in engine.stream([request]) for one in event.logprobs]
+
+    plain = Engine(llama.target, NoProposer(), max_rows=1, draft_length=0)
+    expected, found = shown(plain), shown(engine_with(llama, COMB, rows=1))
+    assert [round(one.logprob, 4) for one in found] == [round(one.logprob, 4) for one in expected]
+    assert [[i for i, _ in one.top] for one in found] == [[i for i, _ in o.top] for o in expected]
+
+
+def test_an_answer_that_ends_at_the_models_limit_has_room_for_its_last_tree(family):
+    models = family("gpt2", max_positions=64)
+    prompt = list(range(1, 41))
+    request = Request("r", prompt, SamplingParams(max_new_tokens=24))
+    plain = Engine(models.target, NoProposer(), max_rows=1, draft_length=0)
+    expected = plain.generate([request])[0].token_ids
+    assert engine_with(models, BUSHY, rows=1).generate([request])[0].token_ids == expected

@@ -158,14 +158,15 @@ def without(q, token):
     return [value / mass for value in rest] if mass > 0 else rest
 
 
-def outcomes(tree, p_of, q_of, drafts, next_q, place=0, text=()):
+def outcomes(tree, p_of, q_of, drafts, next_q, reached=(0, ())):
     """(probability, committed tokens, law of the next) of one tree of drafts, by the definition."""
+    place, text = reached
     children = [node + 1 for node, parent in enumerate(tree.parents) if parent == place]
     p, q, reach = p_of(text), q_of(len(text)), 1.0
     for child in children:
         token = drafts[child - 1]
         keep = min(1.0, p[token] / q[token]) if q[token] > 0 else 0.0
-        behind = outcomes(tree, p_of, q_of, drafts, next_q, child, (*text, token))
+        behind = outcomes(tree, p_of, q_of, drafts, next_q, (child, (*text, token)))
         for share, tokens, next_law in behind:
             yield reach * keep * share, tokens, next_law
         reach *= 1 - keep

@@ -181,7 +181,7 @@ def test_certain_guesses_give_the_tokens_that_the_target_draws_without_them(llam
         assert [r.token_ids for r in found] == expected
 
 
-# ----------------------------------------------- neighbours, arrivals, copies, processors, log-probs
+# ------------------------------------------ neighbours, arrivals, copies, processors, log-probs
 
 
 @pytest.mark.parametrize("is_sampled", [False, True], ids=["certain", "sampled"])

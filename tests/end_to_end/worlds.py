@@ -195,6 +195,8 @@ WORLDS: dict[str, World] = {
             "evaluation": {
                 "temperatures": [0.0],
                 "decoding_prompts": 32,
+                "guesses": [3, 2, 1],
+                "guess_prompts": 12,
                 "max_new_tokens": 24,
                 "self_test_tokens": 16,
                 "draft_length": 3,
@@ -202,6 +204,7 @@ WORLDS: dict[str, World] = {
             },
             "benchmark": {
                 "max_draft_length": 3,
+                "max_tree_nodes": 6,
                 "calibration_prompts": 3,
                 "calibration_tokens": 12,
                 "prompts": 8,
@@ -231,6 +234,8 @@ WORLDS: dict[str, World] = {
             "evaluation": {
                 "temperatures": [0.0],
                 "decoding_prompts": 24,
+                "guesses": [4, 2],
+                "guess_prompts": 12,
                 "max_new_tokens": 24,
                 "self_test_tokens": 16,
                 "draft_length": 3,
@@ -239,6 +244,7 @@ WORLDS: dict[str, World] = {
             },
             "benchmark": {
                 "max_draft_length": 2,
+                "max_tree_nodes": 8,
                 "calibration_prompts": 2,
                 "calibration_tokens": 8,
                 "prompts": 4,

@@ -18,6 +18,7 @@ from draftsmith.evaluation.settings import BenchmarkConfig
 
 CONFIG = BenchmarkConfig(
     max_draft_length=3,
+    max_tree_nodes=6,
     calibration_prompts=2,
     calibration_tokens=4,
     prompts=3,
@@ -267,6 +268,7 @@ class TestBench:
 
     SMALL = BenchmarkConfig(
         max_draft_length=1,
+        max_tree_nodes=6,
         calibration_prompts=1,
         calibration_tokens=2,
         prompts=2,

@@ -13,6 +13,8 @@ from draftsmith.evaluation.settings import EvaluationConfig
 CONFIG = EvaluationConfig(
     decoding_prompts=1000,
     draft_length=2,
+    guesses=(3, 2),
+    guess_prompts=6,
     lookup_length=3,
     temperatures=(0.0, 0.7),
     max_new_tokens=12,

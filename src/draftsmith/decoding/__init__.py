@@ -29,8 +29,10 @@ from draftsmith.decoding.steps import compiled, graphed
 from draftsmith.decoding.stopping import StopStrings
 from draftsmith.decoding.token_text import TokenText
 from draftsmith.decoding.trace import Trace
+from draftsmith.decoding.tree import NO_TREES, Tree, TreesByRows
 
 __all__ = [
+    "NO_TREES",
     "AnswerText",
     "DraftModelProposer",
     "Engine",
@@ -53,6 +55,8 @@ __all__ = [
     "TokenLogprobs",
     "TokenText",
     "Trace",
+    "Tree",
+    "TreesByRows",
     "compiled",
     "graphed",
     "with_lookup",

@@ -263,6 +263,7 @@ class Engine:
                 accepted=len(kept[index]) - 1,
                 committed=len(committed),
                 from_text=index in proposal.from_text,
+                ranks=proposal.tree.ranks_along(places[index]) if proposal.tree else (),
             )
             shown = logprobs.get(index, [])[: len(committed)]
             result = _result(row, stopped_by)

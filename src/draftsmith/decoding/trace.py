@@ -16,19 +16,27 @@ class Trace:
             length limit.
         committed: Tokens that the round added to the result, residual or bonus token included,
             after trimming.
-        from_text: Whether the drafts were copied from the text, so that no model guessed them;
-            empty where no round's were.
+        from_text: Whether the drafts were copied from the text, so that no model guessed them.
+        ranks: Of a tree: which guess of its position each accepted token is; empty of a chain.
     """
 
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
     from_text: list[bool] = field(default_factory=list)
+    ranks: list[tuple[int, ...]] = field(default_factory=list)
 
     def record(
-        self, *, drafted: int, accepted: int, committed: int, from_text: bool = False
+        self,
+        *,
+        drafted: int,
+        accepted: int,
+        committed: int,
+        from_text: bool = False,
+        ranks: tuple[int, ...] = (),
     ) -> None:
         """Add a round."""
+        self.ranks.append(ranks)
         self.from_text.append(from_text)
         self.drafted.append(drafted)
         self.accepted.append(accepted)
@@ -72,16 +80,18 @@ def position_counts(
 
     A round that was trimmed says nothing of the positions behind its last committed token, so these
     are not counted as drafted: a round that drafted 4, accepted 4 and committed 2 (a stop token)
-    counts positions 0 and 1 only.
+    counts positions 0 and 1 only. Of a tree the first guesses are counted, which are those that a
+    chain would have drafted.
     """
     drafted, reached, accepted = ([0] * num_positions for _ in range(3))
     for trace in traces:
-        copies = trace.from_text or [False] * trace.num_rounds
-        rounds = zip(trace.drafted, trace.accepted, trace.committed, copies, strict=True)
-        for num_drafted, num_accepted, num_committed, is_copy in rounds:
-            if is_copy != from_text:
+        for index, num_drafted in enumerate(trace.drafted):
+            if trace.from_text[index] != from_text:
                 continue
+            num_accepted, num_committed = trace.accepted[index], trace.committed[index]
             is_whole = num_committed > num_accepted
+            beside = next((place for place, rank in enumerate(trace.ranks[index]) if rank), None)
+            num_accepted = num_accepted if beside is None else beside
             visible = num_drafted if is_whole else min(num_drafted, num_committed)
             for place in range(min(visible, num_positions)):
                 drafted[place] += 1

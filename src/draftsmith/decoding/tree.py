@@ -94,6 +94,10 @@ class Tree:
         """By node: how many of its siblings stand before it."""
         return tuple(self.parents[:node].count(parent) for node, parent in enumerate(self.parents))
 
+    def ranks_along(self, places: Sequence[int]) -> tuple[int, ...]:
+        """Ranks of the nodes of a path; it begins at place 0."""
+        return tuple(self.ranks[place - 1] for place in places[1:])
+
     @cached_property
     def guesses(self) -> tuple[int, ...]:
         """By draft position: how many different guesses the nodes there need."""

@@ -11,13 +11,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftsmith.decoding import DraftModelProposer, FeatureProposer, Proposer, SlotModel
+from draftsmith.decoding import (
+    NO_TREES,
+    DraftModelProposer,
+    FeatureProposer,
+    SlotModel,
+    TreesByRows,
+)
 from draftsmith.decoding.features import layer_inputs
 from draftsmith.decoding.steps import BuildStep
 from draftsmith.drafts.eagle import EagleHead
 from draftsmith.drafts.manifest import CAUSAL_LM, EAGLE, DraftManifest
 from draftsmith.drafts.student import empty_student, own_parameter_names
 from draftsmith.errors import DraftError
+
+Drafter = DraftModelProposer | FeatureProposer
 
 
 @dataclass(frozen=True)
@@ -31,15 +39,16 @@ class LoadedDraft:
     token_ids: Tensor | None
     manifest: DraftManifest
 
-    def proposer(self, steps: BuildStep | None = None) -> Proposer:
+    def proposer(self, steps: BuildStep | None = None, trees: TreesByRows = NO_TREES) -> Drafter:
         """What an engine drafts with.
 
         Args:
             steps: Compiles or captures the steps of a causal language model.
+            trees: What it drafts instead of chains.
         """
         if isinstance(self.model, EagleHead):
-            return FeatureProposer(self.model, self.model, self.token_ids)
-        return DraftModelProposer(SlotModel(self.model, steps), self.token_ids)
+            return FeatureProposer(self.model, self.model, self.token_ids, trees)
+        return DraftModelProposer(SlotModel(self.model, steps), self.token_ids, trees)
 
     def last_hidden(self, target: PreTrainedModel, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Last hidden states `[rows, width, hidden]` of target and draft on a text.

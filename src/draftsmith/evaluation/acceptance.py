@@ -20,12 +20,14 @@ from draftsmith.decoding import (
     Request,
     Result,
     SamplingParams,
+    Tree,
     with_lookup,
 )
 from draftsmith.decoding.distribution import OneHot, SamplingTensors, densify, distribution
 from draftsmith.decoding.trace import Trace, position_counts
 from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.drafts.student import head_logits
+from draftsmith.evaluation.choice import served_trees
 from draftsmith.evaluation.intervals import Estimate, bootstrap_ratio_of_sums
 
 Item = TypeVar("Item")
@@ -132,7 +134,7 @@ def _chunks(count: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class DecodingPlan:
-    """How prompts are decoded when survival and tau are measured."""
+    """How prompts are decoded when survival and tau are measured; a tree in the place of chains."""
 
     draft_length: int
     lookup_length: int
@@ -140,6 +142,7 @@ class DecodingPlan:
     batch_size: int
     stop_ids: tuple[int, ...]
     seed: int
+    tree: Tree | None = None
 
 
 def decode(
@@ -152,7 +155,8 @@ def decode(
     on_event: Callable[[Event], None] = lambda _event: None,
 ) -> dict[str, Result]:
     """Decode (id, token ids) prompts speculatively; results by prompt id."""
-    proposer, length = with_lookup(draft.proposer(), plan.draft_length, plan.lookup_length)
+    drafter = draft.proposer(trees=served_trees(plan.tree, plan.batch_size))
+    proposer, length = with_lookup(drafter, plan.draft_length, plan.lookup_length)
     engine = Engine(target, proposer, max_rows=plan.batch_size, draft_length=length)
     params = SamplingParams(
         max_new_tokens=plan.max_new_tokens,

@@ -10,10 +10,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from draftsmith.artifacts import digest_json
 from draftsmith.corpus.chat import make_chat
 from draftsmith.corpus.prompts import Prompt, bundled_prompts, is_eval, read_jsonl
 from draftsmith.corpus.rollouts import Rollout
+from draftsmith.decoding import Tree
 from draftsmith.decoding.trace import position_counts
 from draftsmith.drafts.causal_lm import describe, identify_causal_lm, load_causal_lm
 from draftsmith.drafts.checkpoint import load_draft
@@ -31,6 +34,7 @@ from draftsmith.evaluation.acceptance import (
 from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.benchmark import OnPhase, PairBench, silent
 from draftsmith.evaluation.cost_model import Survival
+from draftsmith.evaluation.guesses import NO_GUESSES, Guesses
 from draftsmith.evaluation.intervals import bootstrap_mean
 from draftsmith.evaluation.settings import BenchmarkConfig
 from draftsmith.evaluation.timing import timed
@@ -40,6 +44,7 @@ from draftsmith.targets.loading import LoadedTarget
 EVAL_FRACTION = 0.33  # of the bundled prompts, as the default corpus holds out
 CONFIG = BenchmarkConfig(
     max_draft_length=4,
+    max_tree_nodes=16,
     calibration_prompts=6,
     calibration_tokens=32,
     prompts=24,
@@ -51,6 +56,7 @@ CONFIG = BenchmarkConfig(
     seed=0,
 )
 LOOKUP_LENGTH = 5  # as pairs of the default configuration are served
+GUESSES = (6, 4, 2, 1)  # likewise, tried at the draft positions
 _FEWEST_PROMPTS, _MOST_PROMPTS = 4, 64
 _MOST_CALIBRATION = 8
 # Cost of the phases in units of one prompt decoded plainly: five arms of which one is slow, and
@@ -112,7 +118,8 @@ def measure(
     bench = PairBench(config, contestants, encoded, on_phase=on_phase)
     copied = acceptance["copied"]
     survival = Survival(acceptance["survival"], copied["share"], copied["survival"])
-    entry = bench.run(survival) | acceptance
+    guesses = _guesses(target.model, draft, encoded, contestants, config)
+    entry = bench.run(survival, guesses) | acceptance
     pair = {"target": target.identity.digest, "draft": draft.manifest.digest}
     return {
         **entry,
@@ -154,6 +161,31 @@ def _acceptance(
     }
 
 
+def _guesses(
+    target: PreTrainedModel,
+    draft: LoadedDraft,
+    encoded: Sequence[list[int]],
+    pair: Contestants,
+    config: BenchmarkConfig,
+) -> Guesses:
+    """How often each guess of a position is right, on the same prompts."""
+    chosen = [(str(i), ids) for i, ids in enumerate(encoded[: config.calibration_prompts * 2])]
+    comb = Tree.comb(GUESSES[: config.max_draft_length])
+    if comb.num_nodes > config.max_tree_nodes:
+        return NO_GUESSES
+    plan = DecodingPlan(
+        comb.depth,
+        pair.lookup_length,
+        config.max_new_tokens,
+        len(chosen),
+        pair.stop_ids,
+        config.seed,
+        comb,
+    )
+    results = decode(target, draft, chosen, temperature=0.0, plan=plan)
+    return Guesses.counted([result.trace for result in results.values()], comb)
+
+
 def verdict(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Whether to serve with this draft on this device, and why. Pure.
 
@@ -162,9 +194,11 @@ def verdict(entry: Mapping[str, Any]) -> dict[str, Any]:
     """
     speedup, lookup = entry["speedup"], entry["ratios"]["speculative_vs_prompt_lookup"]
     word = "pays" if speedup["low"] > 1 else "does not pay" if speedup["high"] < 1 else "unclear"
+    nodes = len(entry.get("tree", ()))
+    drafts = f"trees of {nodes} tokens" if nodes else f"draft length {entry['draft_length']}"
     reasons = [
-        f"At draft length {entry['draft_length']} it decodes {_interval(speedup)} times as fast "
-        "as the target alone in the same engine."
+        f"At {drafts} it decodes {_interval(speedup)} times as fast as the target alone in the "
+        "same engine."
     ]
     if lookup["high"] < 1:
         reasons.append(

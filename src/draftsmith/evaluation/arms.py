@@ -24,10 +24,12 @@ from draftsmith.decoding import (
     SamplingParams,
     SlotModel,
     Trace,
+    Tree,
     with_lookup,
 )
 from draftsmith.decoding.steps import BuildStep
 from draftsmith.drafts.joined import LoadedDraft
+from draftsmith.evaluation.choice import served_trees
 from draftsmith.evaluation.timing import Arm
 
 _PADDING = 0
@@ -130,11 +132,18 @@ class Contestants:
     temperature: float = 0.0
     steps: BuildStep | None = None
 
-    def engine(self, draft_length: int, *, max_new_tokens: int, batch_size: int = 1) -> EngineArm:
+    def engine(
+        self,
+        draft_length: int,
+        *,
+        max_new_tokens: int,
+        batch_size: int = 1,
+        tree: Tree | None = None,
+    ) -> EngineArm:
         """Our engine with the draft; draft length 0 is the autoregressive baseline."""
         if draft_length == 0:
             return self._arm(NoProposer(), 0, max_new_tokens, batch_size)
-        draft = self.draft.proposer(self.steps)
+        draft = self.draft.proposer(self.steps, served_trees(tree, batch_size))
         proposer, length = with_lookup(draft, draft_length, self.lookup_length)
         return self._arm(proposer, length, max_new_tokens, batch_size)
 

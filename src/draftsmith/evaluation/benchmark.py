@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from draftsmith.artifacts import digest_json, read_json, short, write_json
 from draftsmith.corpus.rollouts import Rollout
-from draftsmith.decoding import Lengths
+from draftsmith.decoding import Lengths, Tree
 from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.adaptive import AdaptiveLengths
@@ -29,8 +29,17 @@ from draftsmith.evaluation.cost_model import (
     best_lengths,
     expected_tokens,
     predicted_speedup,
+    with_copies,
 )
-from draftsmith.evaluation.profiling import Grid, forward_costs, round_costs
+from draftsmith.evaluation.guesses import NO_GUESSES, Guesses, TreeLimits, best_tree
+from draftsmith.evaluation.profiling import (
+    Grid,
+    costs_from_json,
+    forward_costs,
+    interpolated,
+    measured_widths,
+    round_costs,
+)
 from draftsmith.evaluation.settings import BenchmarkConfig
 from draftsmith.evaluation.timing import Arm, Timings, interleave, speed_ratio
 
@@ -43,6 +52,7 @@ _RATIOS = {
     "speculative_vs_generate": ("speculative", "transformers_generate"),
     "speculative_vs_assisted": ("speculative", "transformers_assisted"),
     "speculative_vs_prompt_lookup": ("speculative", "prompt_lookup"),
+    "speculative_vs_chain": ("speculative", "chain"),
 }
 
 Phase = Callable[[], dict[str, Any]]
@@ -52,6 +62,36 @@ OnPhase = Callable[[str, int], Callable[[int], None]]
 def silent(_phase: str, _total: int) -> Callable[[int], None]:
     """No progress."""
     return lambda _done: None
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What a batch size drafts.
+
+    Attributes:
+        length: Draft positions; 0 is nothing.
+        tree: Its shape; None is a chain.
+        tau: Expected tokens of a round.
+        predicted_speedup: By the measured acceptance and costs.
+    """
+
+    length: int
+    tree: Tree | None
+    tau: float
+    predicted_speedup: float
+
+    @classmethod
+    def chain(
+        cls, length: int, survival: Survival, costs: ForwardCosts, *, rows: int = 1
+    ) -> Drafting:
+        """So many tokens in a row."""
+        speedup = predicted_speedup(survival, length, costs, rows)
+        return cls(length, None, expected_tokens(survival, length), speedup)
+
+    @property
+    def parents(self) -> list[int]:
+        """The tree as records hold it; empty is a chain."""
+        return [] if self.tree is None else list(self.tree.parents)
 
 
 @dataclass(frozen=True)
@@ -74,26 +114,52 @@ class PairBench:
     partial: Path | None = None
     on_phase: OnPhase = silent
 
-    def run(self, survival: Survival) -> dict[str, Any]:
+    def run(self, survival: Survival, guesses: Guesses = NO_GUESSES) -> dict[str, Any]:
         """The entry, identity left out.
 
         Args:
             survival: Measured by the evaluate stage at this temperature.
+            guesses: Likewise; none leaves trees out.
         """
         calibration = self._phase("calibration", self._calibrate)
         length = int(calibration["draft_length"])
-        confirmed = self._phase("confirmation", lambda: self._confirm(calibration))
         costs = self._phase("costs", lambda: self._costs(length))
-        batches = self._phase("batches", lambda: self._batches(length, survival))
+        forward = costs_from_json(costs)
+        chain = Drafting.chain(length, survival, forward)
+        served = self._best(chain, survival, guesses, forward, rows=1)
+        confirmed = self._phase("confirmation", lambda: self._confirm(calibration, served))
+        batches = self._phase("batches", lambda: self._batches(served, survival, guesses))
         return {
-            "draft_length": length,
+            "draft_length": served.length,
+            "tree": served.parents,
             "lookup_length": self.contestants.lookup_length,
             "temperature": self.contestants.temperature,
             "calibration": calibration["lengths"],
             **confirmed,
             "batch": batches["batches"],
-            **self._prediction(survival, length, costs),
+            "cost": costs,
+            "tau": served.tau,
+            "predicted_speedup": served.predicted_speedup,
         }
+
+    def _best(
+        self,
+        chain: Drafting,
+        survival: Survival,
+        guesses: Guesses,
+        costs: ForwardCosts,
+        *,
+        rows: int,
+    ) -> Drafting:
+        """The chain, or the tree that promises clearly more."""
+        limits = TreeLimits(self.config.max_tree_nodes)
+        tree, promised = best_tree(
+            guesses, survival, costs, limits, rows=rows, beat=chain.predicted_speedup
+        )
+        if tree is None:
+            return chain
+        tau = with_copies(guesses.expected_tokens(tree), survival)
+        return Drafting(tree.depth, tree, tau, promised)
 
     def _phase(self, name: str, measure: Phase) -> dict[str, Any]:
         """A phase's result, from an earlier run that was killed if it is there."""
@@ -148,25 +214,28 @@ class PairBench:
         """Of assisted generation; none where Transformers cannot draft with the draft."""
         return self.config.assisted_lengths if self.contestants.draft.is_causal_lm else ()
 
-    def _confirm(self, calibration: Mapping[str, Any]) -> dict[str, Any]:
+    def _confirm(self, calibration: Mapping[str, Any], served: Drafting) -> dict[str, Any]:
         """The arms on other prompts, interleaved; the ratios are the evidence."""
         tokens, length = self.config.max_new_tokens, int(calibration["draft_length"])
+        pair = self.contestants
         assisted = calibration["assisted_length"]
         arms: dict[str, Arm] = {
-            "gamma_0": self.contestants.engine(0, max_new_tokens=tokens),
-            "speculative": self.contestants.engine(length, max_new_tokens=tokens),
-            "prompt_lookup": self.contestants.prompt_lookup(length, max_new_tokens=tokens),
-            "transformers_generate": self.contestants.transformers(max_new_tokens=tokens),
+            "gamma_0": pair.engine(0, max_new_tokens=tokens),
+            "speculative": pair.engine(served.length, max_new_tokens=tokens, tree=served.tree),
+            "prompt_lookup": pair.prompt_lookup(length, max_new_tokens=tokens),
+            "transformers_generate": pair.transformers(max_new_tokens=tokens),
         }
+        if served.tree is not None:
+            arms["chain"] = pair.engine(length, max_new_tokens=tokens)
         if assisted is not None:
-            arms["transformers_assisted"] = self.contestants.assisted(
-                assisted, max_new_tokens=tokens
-            )
+            arms["transformers_assisted"] = pair.assisted(assisted, max_new_tokens=tokens)
         groups = [[ids] for ids in self._confirmation_prompts]
         timings = interleave(arms, groups, self.on_phase("confirmation", len(groups)))
         entries: dict[str, Any] = {
             name: {"tokens_per_s": timing.tokens_per_s} for name, timing in timings.items()
         }
+        if served.tree is not None:
+            entries["chain"]["draft_length"] = length
         if assisted is not None:
             entries["transformers_assisted"]["draft_length"] = assisted
         return {
@@ -184,15 +253,19 @@ class PairBench:
 
     def _costs(self, length: int) -> dict[str, Any]:
         longest = max(length, self.config.max_draft_length, self.contestants.lookup_length)
-        widths = range(1, longest + 2)
+        largest = max(longest, self.config.max_tree_nodes) + 1
+        widths = {*range(1, longest + 2), *measured_widths(largest)}
         self.on_phase("isolated forwards", 1)
-        costs = forward_costs(
-            self.contestants.target,
-            self.contestants.draft.model,
-            widths,
-            batch_size=1,
-            context=_COST_CONTEXT,
-            repeats=self.config.repeats,
+        costs = interpolated(
+            forward_costs(
+                self.contestants.target,
+                self.contestants.draft.model,
+                sorted(widths),
+                batch_size=1,
+                context=_COST_CONTEXT,
+                repeats=self.config.repeats,
+            ),
+            largest,
         )
         return {
             "target_step_ms": costs.target_step_ms,
@@ -201,20 +274,21 @@ class PairBench:
             "cost_ratio": costs.cost_ratio,
         }
 
-    def _batches(self, length: int, survival: Survival) -> dict[str, Any]:
+    def _batches(self, single: Drafting, survival: Survival, guesses: Guesses) -> dict[str, Any]:
         """Our engine at several batch sizes: without drafts, as it is served, and adapting."""
         done = self.on_phase("batches", len(self.config.batch_sizes))
         entries = []
         for size in self.config.batch_sizes:
-            lengths, arms = self._batch_arms(size, length, survival)
+            drafting, copies, arms = self._batch_arms(size, single, survival, guesses)
             timings = interleave(arms, self._batch_groups(size) * 2)
             speeds = {name: timing.tokens_per_s for name, timing in timings.items()}
             plain = speeds["plain"]
             served = speeds.get("speculative", plain)
             entry = {
                 "batch_size": size,
-                "draft_length": lengths.draft,
-                "lookup_length": lengths.copy,
+                "draft_length": drafting.length,
+                "tree": drafting.parents,
+                "lookup_length": copies,
                 "tokens_per_s": served,
                 "baseline_tokens_per_s": plain,
                 "speedup": served / plain,
@@ -227,28 +301,34 @@ class PairBench:
         return {"batches": entries}
 
     def _batch_arms(
-        self, size: int, length: int, survival: Survival
-    ) -> tuple[Lengths, dict[str, EngineArm]]:
-        """The lengths of this batch size, and the arms; without drafts there is only the plain one.
+        self, size: int, single: Drafting, survival: Survival, guesses: Guesses
+    ) -> tuple[Drafting, int, dict[str, EngineArm]]:
+        """What is drafted at this batch size, how long copies are, and the arms.
 
-        At batch 1 the lengths are those that were calibrated, which is what adapting would find; at
-        others what was measured of acceptance and costs decides.
+        Where nothing is drafted there is only the plain one. A single row drafts what was chosen
+        for it, which is what adapting would find; at other sizes what was measured of acceptance
+        and costs decides.
         """
         pair = self.contestants
         sizes = {"max_new_tokens": self.config.batch_tokens, "batch_size": size}
-        lengths = Lengths(length, pair.lookup_length)
+        drafting, copies = single, pair.lookup_length
         arms = {"plain": pair.engine(0, **sizes)}
         if size > 1:
             limit = Lengths(self.config.max_draft_length, pair.lookup_length)
-            grid = Grid((size,), (_COST_CONTEXT,), max(limit) + 1)
-            costs = round_costs(pair.target, pair.draft.model, grid)
+            width = max(*limit, self.config.max_tree_nodes) + 1
+            costs = round_costs(
+                pair.target, pair.draft.model, Grid((size,), (_COST_CONTEXT,), width)
+            )
             at = costs.at(rows=size, context=_COST_CONTEXT)
-            lengths = Lengths(*best_lengths(survival, at, limit, rows=size))
+            length, copies = best_lengths(survival, at, limit, rows=size)
+            copied = survival.copying(copies)
+            chain = Drafting.chain(length, copied, at, rows=size)
+            drafting = self._best(chain, copied, guesses, at, rows=size)
             arms["adaptive"] = pair.adaptive(AdaptiveLengths(costs, limit, survival), **sizes)
-        if lengths.draft:
-            served = dataclasses.replace(pair, lookup_length=lengths.copy)
-            arms["speculative"] = served.engine(lengths.draft, **sizes)
-        return lengths, arms
+        if drafting.length:
+            served = dataclasses.replace(pair, lookup_length=copies)
+            arms["speculative"] = served.engine(drafting.length, tree=drafting.tree, **sizes)
+        return drafting, copies, arms
 
     def _batch_groups(self, size: int) -> list[list[list[int]]]:
         """One or two full batches; prompts come again where there are too few."""
@@ -256,20 +336,6 @@ class PairBench:
         count = max(1, min(2, len(prompts) // size))
         cycle = [prompts[i % len(prompts)] for i in range(count * size)]
         return [cycle[i * size : (i + 1) * size] for i in range(count)]
-
-    def _prediction(
-        self, survival: Survival, length: int, costs: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        forward = ForwardCosts(
-            costs["target_step_ms"],
-            costs["draft_step_ms"],
-            {int(width): value for width, value in costs["verify_ms"].items()},
-        )
-        return {
-            "cost": dict(costs),
-            "tau": expected_tokens(survival, length),
-            "predicted_speedup": predicted_speedup(survival, length, forward),
-        }
 
 
 @dataclass(frozen=True)
@@ -314,6 +380,9 @@ class Bench:
         folder = partial / short(key)
         contestants = Contestants(self.target, draft, self.stop_ids, lookup_length)
         bench = PairBench(self.config, contestants, ordered, folder, self.on_phase)
-        entry = bench.run(Survival.recorded(evaluated, contestants.temperature))
+        measured = evaluated.get("guesses", {}).get(str(contestants.temperature))
+        entry = bench.run(
+            Survival.recorded(evaluated, contestants.temperature), Guesses.recorded(measured)
+        )
         shutil.rmtree(folder, ignore_errors=True)
         return identity | entry

@@ -39,10 +39,15 @@ class ForwardCosts:
         """c: a draft step over a target step."""
         return self.draft_step_ms / self.target_step_ms
 
-    def round_ms(self, draft_length: int, copy_length: int = 0) -> float:
-        """A round of so many draft steps and copies; its verification holds the longer of them."""
-        width = max(draft_length, copy_length) + 1
-        return draft_length * self.draft_step_ms + self.verify_ms[width]
+    def round_ms(
+        self, num_steps: int, copy_length: int = 0, *, num_nodes: int | None = None
+    ) -> float:
+        """A round of so many draft steps and copies; its verification holds the longer of them.
+
+        A tree has more nodes than steps; of a chain the numbers are the same.
+        """
+        width = max(num_steps if num_nodes is None else num_nodes, copy_length) + 1
+        return num_steps * self.draft_step_ms + self.verify_ms[width]
 
 
 @dataclass(frozen=True)
@@ -175,17 +180,34 @@ def expected_tokens(survived: Survival, draft_length: int) -> float:
             expected=f"survival of at least {draft_length} positions",
             remedy="raise evaluation.draft_length to benchmark.max_draft_length",
         )
+    return with_copies(1.0 + sum(survived.draft[:draft_length]), survived)
+
+
+def with_copies(tokens: float, survived: Survival) -> float:
+    """Tokens of a round (tau) where rounds that the draft guesses have so many."""
     share = survived.copied_share
-    return 1.0 + (1 - share) * sum(survived.draft[:draft_length]) + share * sum(survived.copied)
+    return (1 - share) * tokens + share * (1.0 + sum(survived.copied))
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds that the draft guesses.
+
+    Attributes:
+        tokens: Expected of one, residual or bonus token included.
+        num_steps: Draft steps.
+        num_nodes: Tokens that are verified together.
+    """
+
+    tokens: float
+    num_steps: int
+    num_nodes: int
 
 
 def predicted_speedup(
     survived: Survival, draft_length: int, costs: ForwardCosts, rows: int = 1
 ) -> float:
-    """Speedup over one token a forward; no overhead is fitted.
-
-    A verification is as wide as the longest row of the batch wants it, and a draft step is for all
-    rows: in a large batch somebody always copies and somebody always drafts.
+    """Speedup of a chain over one token a forward.
 
     Args:
         survived: What is accepted; copies are as long as it says.
@@ -193,17 +215,34 @@ def predicted_speedup(
         costs: Of a batch of so many rows.
         rows: Requests that are decoded together.
     """
+    guessed = expected_tokens(Survival(survived.draft), draft_length)
+    return speedup_of(Rounds(guessed, draft_length, draft_length), survived, costs, rows)
+
+
+def speedup_of(rounds: Rounds, survived: Survival, costs: ForwardCosts, rows: int) -> float:
+    """Speedup over one token a forward; no overhead is fitted.
+
+    A verification is as wide as the longest row of the batch wants it, and a draft step is for all
+    rows: in a large batch somebody always copies and somebody always drafts.
+
+    Args:
+        rounds: What the draft guesses.
+        survived: What is copied.
+        costs: Of a batch of so many rows.
+        rows: Requests that are decoded together.
+    """
     share = survived.copied_share
-    round_ms = costs.round_ms(draft_length)
+    steps, nodes = rounds.num_steps, rounds.num_nodes
+    round_ms = costs.round_ms(steps, num_nodes=nodes)
     if share:
         copy_length = len(survived.copied)
         nobody, everybody = (1 - share) ** rows, share**rows
         round_ms = (
             nobody * round_ms
             + everybody * costs.round_ms(0, copy_length)
-            + (1 - nobody - everybody) * costs.round_ms(draft_length, copy_length)
+            + (1 - nobody - everybody) * costs.round_ms(steps, copy_length, num_nodes=nodes)
         )
-    return expected_tokens(survived, draft_length) * costs.target_step_ms / round_ms
+    return with_copies(rounds.tokens, survived) * costs.target_step_ms / round_ms
 
 
 def best_lengths(

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from draftsmith.artifacts import digest_json
 from draftsmith.corpus.rollouts import Rollout
-from draftsmith.decoding import Event, Result
+from draftsmith.decoding import Event, Result, Tree
 from draftsmith.decoding.trace import accepted_fraction, position_counts
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.drafts.joined import LoadedDraft
@@ -31,6 +31,7 @@ from draftsmith.evaluation.acceptance import (
     in_turn,
     teacher_forced_alpha,
 )
+from draftsmith.evaluation.guesses import Guesses
 from draftsmith.evaluation.intervals import Estimate, bootstrap_mean, bootstrap_ratio_of_sums
 from draftsmith.evaluation.losslessness import (
     SelfTest,
@@ -86,6 +87,7 @@ class Evaluator:
         record = self.acceptance(draft)
         decoded = {t: self._decode(draft, t) for t in self.config.temperatures}
         self._add_decoding(record, decoded)
+        record["guesses"] = self._guesses(draft)
         record["lookup_length"] = self.config.lookup_length
         record["losslessness"] = self._losslessness(draft, directory)
         return record
@@ -162,22 +164,48 @@ class Evaluator:
 
     def _decode(self, draft: LoadedDraft, temperature: float) -> dict[str, Result]:
         chosen = _fair_order(self._rollouts_at(temperature))[: self.config.decoding_prompts]
-        done = self.on_phase(f"decoding at temperature {temperature}", len(chosen))
+        plan = self._plan(self.config.draft_length)
+        return self._decoded(draft, "decoding", chosen, temperature, plan)
+
+    def _decoded(
+        self,
+        draft: LoadedDraft,
+        phase: str,
+        chosen: Sequence[Rollout],
+        temperature: float,
+        plan: DecodingPlan,
+    ) -> dict[str, Result]:
+        done = self.on_phase(f"{phase} at temperature {temperature}", len(chosen))
 
         def on_event(event: Event) -> None:
             done(event.result is not None)
 
-        plan = DecodingPlan(
-            self.config.draft_length,
-            self.config.lookup_length,
-            self.config.max_new_tokens,
-            self.config.batch_size,
-            self.stop_ids,
-            self.config.seed,
-        )
         prompts = [(rollout.prompt_id, rollout.prompt_ids) for rollout in chosen]
         return decode(
             self.target, draft, prompts, temperature=temperature, plan=plan, on_event=on_event
+        )
+
+    def _guesses(self, draft: LoadedDraft) -> dict[str, Any]:
+        """How often each guess of a position is right, by temperature."""
+        if not self.config.guesses:
+            return {}
+        temperature, comb = min(self.config.temperatures), Tree.comb(self.config.guesses)
+        chosen = _fair_order(self._rollouts_at(temperature))[: self.config.guess_prompts]
+        plan = self._plan(comb.depth, comb)
+        results = self._decoded(draft, "guesses", chosen, temperature, plan)
+        counted = Guesses.counted([result.trace for result in results.values()], comb)
+        return {_key(temperature): asdict(counted)}
+
+    def _plan(self, length: int, tree: Tree | None = None) -> DecodingPlan:
+        config = self.config
+        return DecodingPlan(
+            length,
+            config.lookup_length,
+            config.max_new_tokens,
+            config.batch_size,
+            self.stop_ids,
+            config.seed,
+            tree,
         )
 
     def _add_decoding(

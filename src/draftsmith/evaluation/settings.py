@@ -25,6 +25,9 @@ class EvaluationConfig:
         temperatures: Each must be among the corpus' eval temperatures.
         decoding_prompts: Eval prompts decoded at each temperature, taken from all domains in turn;
             alpha is measured on all of them.
+        guesses: By draft position how many guesses are tried, to find out how often each is right:
+            what trees are chosen by. Empty leaves it out.
+        guess_prompts: Eval prompts that are decoded for that, at the lowest temperature.
         max_new_tokens: Tokens decoded for an eval prompt.
         batch_size: Requests in flight.
         exact_prompts: Prompts of the float32 self-test.
@@ -37,6 +40,8 @@ class EvaluationConfig:
     lookup_length: int
     temperatures: tuple[float, ...]
     decoding_prompts: int
+    guesses: tuple[int, ...]
+    guess_prompts: int
     max_new_tokens: int
     batch_size: int
     exact_prompts: int
@@ -50,7 +55,7 @@ class EvaluationConfig:
             raise ValueError("temperatures must name at least one value, each 0 or more")
         sizes = (self.max_new_tokens, self.batch_size, self.self_test_tokens, self.draft_length)
         prompts = (self.decoding_prompts, self.exact_prompts, self.near_tie_prompts)
-        if min(*sizes, *prompts) < 1:
+        if min(*sizes, *prompts, *self.guesses, self.guess_prompts) < 1:
             raise ValueError("lengths, sizes and prompt counts must be at least 1")
         if self.lookup_length < 0:
             raise ValueError(f"lookup_length must be at least 0, found {self.lookup_length}")
@@ -62,6 +67,7 @@ class BenchmarkConfig:
 
     Attributes:
         max_draft_length: Draft lengths 1 to this are calibrated.
+        max_tree_nodes: Nodes of the largest tree that is priced beside chains; 0 leaves trees out.
         calibration_prompts: Prompts that choose the draft length, at most 12; others confirm it.
         calibration_tokens: Tokens of a calibration prompt.
         prompts: Prompts of the confirmation.
@@ -74,6 +80,7 @@ class BenchmarkConfig:
     """
 
     max_draft_length: int
+    max_tree_nodes: int
     calibration_prompts: int
     calibration_tokens: int
     prompts: int
@@ -91,6 +98,8 @@ class BenchmarkConfig:
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
+        if self.max_tree_nodes < 0:
+            raise ValueError(f"max_tree_nodes must be at least 0, found {self.max_tree_nodes}")
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ValueError("batch_sizes must name at least one size >= 1")
         if not self.assisted_lengths or min(self.assisted_lengths) < 1:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from draftsmith.decoding import (
+    NO_TREES,
     AnswerText,
     Engine,
     Lengths,
@@ -35,7 +36,7 @@ from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.errors import TargetError
 from draftsmith.evaluation.adaptive import AdaptiveLengths
 from draftsmith.evaluation.arms import Contestants
-from draftsmith.evaluation.choice import served_lengths
+from draftsmith.evaluation.choice import served_lengths, served_tree, served_trees
 from draftsmith.evaluation.cost_model import Survival
 from draftsmith.evaluation.profiling import Grid, cost_key, held_costs, kept_costs, round_costs
 from draftsmith.registry.pair import PairRecord
@@ -224,11 +225,13 @@ class Pair:
         proposer: Proposer
         if draft_length == "adaptive":
             adaptive = self._adaptive_lengths(max_rows)
+            self._proposer.trees = NO_TREES
             proposer, longest = LookupFirstProposer(self._proposer, adaptive), max(adaptive.limit)
         else:
-            lengths = self.lengths_at(max_rows)
+            lengths, tree = self.lengths_at(max_rows), served_tree(self._measured, rows=max_rows)
             if draft_length is not None:
-                lengths = Lengths(draft_length, self.lookup_length)
+                lengths, tree = Lengths(draft_length, self.lookup_length), None
+            self._proposer.trees = served_trees(tree, max_rows)
             proposer, longest = with_lookup(self._proposer, *lengths)
         return Engine(
             self.target.model,

@@ -1,0 +1,151 @@
+"""How often each guess of a draft position is right, and the tree that promises most from that.
+
+Measured by decoding with a comb: a chain of the draft with its next best guesses beside it. A tree
+is grown node by node, the most probable one next, and each size is priced by the measured costs.
+
+Source: Cai et al. 2024 (arXiv 2401.10774), section 2.3.4; Chen et al. 2024 (arXiv 2402.12374).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftsmith.decoding import Trace, Tree
+from draftsmith.evaluation.cost_model import LEAST_GAIN, ForwardCosts, Rounds, Survival, speedup_of
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """Shares of rounds, by draft position and rank.
+
+    Attributes:
+        shares: Of the rounds whose first guesses before a position were right, those in which its
+            guess of each rank is the target's token; ranks of a position sum to at most 1.
+        reached: How many rounds these are, by position.
+    """
+
+    shares: Sequence[Sequence[float]]
+    reached: Sequence[int]
+
+    @classmethod
+    def counted(cls, traces: Sequence[Trace], comb: Tree) -> Guesses:
+        """Of rounds that drafted this comb; others are left out.
+
+        A round that was trimmed says nothing of the positions behind its last committed token.
+        """
+        accepted = [[0] * number for number in comb.guesses]
+        reached = [0] * comb.depth
+        for trace in traces:
+            rounds = zip(trace.drafted, trace.committed, trace.ranks, trace.from_text, strict=True)
+            for drafted, committed, ranks, is_copy in rounds:
+                visible = drafted if committed > len(ranks) else min(drafted, committed)
+                if is_copy or not visible:
+                    continue
+                for place in range(min(visible, comb.depth, len(ranks) + 1)):
+                    if any(ranks[:place]):
+                        break  # beside the chain nothing was guessed
+                    reached[place] += 1
+                    if place < len(ranks):
+                        accepted[place][ranks[place]] += 1
+        shares = [
+            [count / max(total, 1) for count in counts]
+            for counts, total in zip(accepted, reached, strict=True)
+        ]
+        return cls(shares, reached)
+
+    @classmethod
+    def recorded(cls, entry: Mapping[str, Any] | None) -> Guesses:
+        """As `asdict` and JSON made it; None is nothing."""
+        return NO_GUESSES if entry is None else cls(entry["shares"], entry["reached"])
+
+    def grown(self, max_nodes: int, *, is_comb: bool) -> Iterator[Tree]:
+        """Trees of 1, 2, ... nodes, each with the node added that is most probably accepted.
+
+        Args:
+            max_nodes: Of the last tree.
+            is_comb: Only first guesses have guesses behind them; else every node has those of its
+                position, as if what is right at one position said nothing of the next.
+        """
+        parents: list[int] = []
+        # (-probability, age, parent's place, parent's probability, depth, rank)
+        open_nodes: list[tuple[float, int, int, float, int, int]] = []
+        age = 0
+
+        def offer(parent: int, reach: float, depth: int, rank: int) -> None:
+            nonlocal age
+            if depth < len(self.shares) and rank < len(self.shares[depth]):
+                age += 1
+                share = reach * self.shares[depth][rank]
+                heapq.heappush(open_nodes, (-share, age, parent, reach, depth, rank))
+
+        offer(0, 1.0, 0, 0)
+        while open_nodes and len(parents) < max_nodes:
+            negative, _, parent, reach, depth, rank = heapq.heappop(open_nodes)
+            if negative == 0.0:
+                return
+            parents.append(parent)
+            offer(parent, reach, depth, rank + 1)
+            if rank == 0 or not is_comb:
+                offer(len(parents), -negative, depth + 1, 0)
+            yield Tree(tuple(parents))
+
+    def expected_tokens(self, tree: Tree) -> float:
+        """Tokens of a round that drafts a tree (tau): 1 + what its nodes are accepted with."""
+        reach = [1.0]
+        for node, parent in enumerate(tree.parents):
+            depth, rank = tree.depths[node + 1] - 1, tree.ranks[node]
+            reach.append(reach[parent] * self.shares[depth][rank])
+        return sum(reach)
+
+
+NO_GUESSES = Guesses((), ())
+
+
+@dataclass(frozen=True)
+class TreeLimits:
+    """Which trees are tried.
+
+    Attributes:
+        max_nodes: Of the largest; 0 is none.
+        is_comb: As in `Guesses.grown`.
+        steps_at_once: Whether one draft step guesses all positions.
+    """
+
+    max_nodes: int
+    is_comb: bool = True
+    steps_at_once: bool = False
+
+    def num_steps(self, tree: Tree) -> int:
+        """Draft steps of a tree."""
+        return 1 if self.steps_at_once else tree.depth
+
+
+def best_tree(
+    guesses: Guesses,
+    survived: Survival,
+    costs: ForwardCosts,
+    limits: TreeLimits,
+    *,
+    rows: int,
+    beat: float,
+) -> tuple[Tree | None, float]:
+    """The tree that promises most, and its predicted speedup; None where none beats `beat`.
+
+    Args:
+        guesses: Measured.
+        survived: What is copied from the text.
+        costs: Of a batch of so many rows, wide enough for the largest tree.
+        limits: Which trees are tried.
+        rows: Requests that are decoded together.
+        beat: Predicted speedup of the best chain, which a tree must beat clearly.
+    """
+    best, best_speedup = None, beat * LEAST_GAIN
+    for tree in guesses.grown(limits.max_nodes, is_comb=limits.is_comb):
+        rounds = Rounds(guesses.expected_tokens(tree), limits.num_steps(tree), tree.num_nodes)
+        promised = speedup_of(rounds, survived, costs, rows)
+        if promised > best_speedup:
+            best, best_speedup = tree, promised
+    return best, best_speedup if best is not None else beat

@@ -73,9 +73,10 @@ def reasons(decision: Mapping[str, Any]) -> list[str]:
 
 
 def draft_lengths(speed: Mapping[str, Any]) -> str:
-    """How a pair was decoded with: "draft length 1, copies up to 5"."""
-    copies = speed.get("lookup_length") or 0
-    return f"draft length {speed['draft_length']}" + (f", copies up to {copies}" if copies else "")
+    """How a pair was decoded with: "draft length 1, copies up to 5", "trees of 6 tokens"."""
+    copies, nodes = speed.get("lookup_length") or 0, len(speed.get("tree", ()))
+    drafts = f"trees of {nodes} tokens" if nodes else f"draft length {speed['draft_length']}"
+    return drafts + (f", copies up to {copies}" if copies else "")
 
 
 def facts(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -69,7 +69,7 @@ class Tokens:
     calibration: int = 32
     alone: int = 48
     batched: int = 32
-    many: int = 24
+    many: int = 96
 
 
 @dataclass

@@ -294,3 +294,9 @@ def test_the_spine_of_a_proposal_is_the_chain_of_first_guesses():
     assert chain.tree is None
     assert chain.tokens.tolist() == [[5, 7]]
     assert chain.drawn_from.ids.tolist() == [[5, 7]]
+
+
+def test_a_spine_that_is_shorter_than_another_path_counts_its_own_drafts():
+    tokens = torch.tensor([[5, 6, 7]])
+    proposal = Proposal(tokens, OneHot(tokens), torch.tensor([2]), tree=Tree((0, 0, 2)))
+    assert proposal.spine().counts.tolist() == [1]

@@ -60,11 +60,16 @@ class Proposal:
         """The first guesses alone, as a chain; itself where it is one."""
         if self.tree is None:
             return self
-        tokens = self.tokens[:, list(self.tree.spine)]
-        if isinstance(self.drawn_from, OneHot):
-            return Proposal(tokens, OneHot(tokens), self.counts, from_text=self.from_text)
-        entries = None if self.entries is None else self.entries[:, list(self.tree.spine)]
-        return dataclasses.replace(self, tokens=tokens, entries=entries, tree=None)
+        spine = list(self.tree.spine)
+        tokens = self.tokens[:, spine]
+        return dataclasses.replace(
+            self,
+            tokens=tokens,
+            drawn_from=OneHot(tokens) if isinstance(self.drawn_from, OneHot) else self.drawn_from,
+            counts=self.counts.clamp(max=len(spine)),  # another path may be longer
+            entries=None if self.entries is None else self.entries[:, spine],
+            tree=None,
+        )
 
 
 @dataclass(frozen=True)

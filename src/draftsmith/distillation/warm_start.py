@@ -114,9 +114,11 @@ def _realigned(
         torch.arange(len(own), device=onto.device) if known is None else known.to(onto.device)
         for own, known in ((rows, ids), (onto, onto_ids))
     )
+    places = torch.full((int(torch.cat([theirs, ours]).max()) + 1,), -1, device=onto.device)
+    places[theirs] = torch.arange(len(theirs), device=onto.device)
+    origin = places[ours]
     result = onto.clone()
-    entry, origin = (ours[:, None] == theirs).nonzero(as_tuple=True)
-    result[entry] = rows[origin].to(onto.dtype)
+    result[origin >= 0] = rows[origin[origin >= 0]]
     return result
 
 

@@ -1,7 +1,7 @@
 """A draft on disk.
 
-A student, or heads on the target's states: `draft.json`, `config.json`, `model.safetensors` (its own
-weights only) and, if trimmed, `vocabulary.safetensors`. Embedding and output rows come from the
+A student, or heads on the target's states: `draft.json`, `config.json`, `model.safetensors` (only
+its own weights) and, if trimmed, `vocabulary.safetensors`. Embedding and output rows come from the
 target at load time, so it can only be loaded beside a target. A whole model: `draft.json` in its
 checkpoint. Digests are verified.
 """

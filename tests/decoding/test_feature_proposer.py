@@ -1,8 +1,9 @@
-"""A head on the target's features drafts losslessly, and its features cost no forward."""
+"""Heads on the target's states draft losslessly, and these states cost no forward."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import random
 
@@ -22,10 +23,22 @@ from draftsmith.decoding import (
 )
 from draftsmith.decoding.trace import accepted_fraction
 from tests.decoding.arrivals import CONTEXT, live_through, random_requests
-from tests.decoding.heads import fitted_head, head_proposer
+from tests.decoding.heads import SHAPE, fitted_head, fitted_heads, head_proposer
 from tests.decoding.laws import exact_law, p_value
 
 KINDS = ["gemma3", "llama", "mistral", "qwen2", "qwen3"]
+OTHER_KINDS = [
+    "gemma2",
+    "gpt2",
+    "gpt_neox",
+    "gpt_oss",
+    "granite",
+    "olmo2",
+    "phi3",
+    "qwen3_moe",
+    "smollm3",
+]
+FIT = {"eagle": fitted_head, "medusa": fitted_heads}
 NUM_NEW = 20
 
 
@@ -41,14 +54,20 @@ def answers(family, continue_greedily, ragged_prompts):
     return of
 
 
+@pytest.fixture(scope="module", params=sorted(FIT))
+def fit(request):
+    """What fits a head of a family, or all heads of it."""
+    return FIT[request.param]
+
+
 @pytest.fixture(scope="module")
-def head_of(family, answers, ragged_prompts):
+def head_of(family, answers, ragged_prompts, fit):
     """`head_of(kind)`: fitted to these answers."""
 
     @functools.cache
     def of(kind):
         texts = list(zip(ragged_prompts, answers(kind), strict=True))
-        return fitted_head(family(kind).reference, texts)
+        return fit(family(kind).reference, texts)
 
     return of
 
@@ -80,6 +99,20 @@ def test_output_equals_the_targets_argmax_loop(  # noqa: PLR0917  fixtures are a
         assert accepted_fraction([r.trace for r in results]) < 0.99
 
 
+@pytest.mark.parametrize("own_heads", [False, True])
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_heads_on_the_last_state_draft_for_any_target(
+    family, answers, ragged_prompts, kind, own_heads
+):
+    texts = list(zip(ragged_prompts, answers(kind), strict=True))
+    shape = dataclasses.replace(SHAPE, own_heads=own_heads)
+    heads = fitted_heads(family(kind).reference, texts, shape=shape)
+    engine = Engine(family(kind).target, head_proposer(heads), max_rows=3, draft_length=4)
+    results = engine.generate(greedy_requests(ragged_prompts))
+    assert [r.token_ids for r in results] == answers(kind)
+    assert accepted_fraction([r.trace for r in results]) > 0.1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_that_it_was_not_fitted_to_come_out_right_too(family, head_of, kind):
     requests = greedy_requests([[5, 5, 9, 1], [40] * 12, [7, 3]], num_new=40)
@@ -98,6 +131,16 @@ def test_copies_between_its_drafts_change_nothing(family, head_of, answers, ragg
     assert [r.token_ids for r in results] == answers("llama")
     assert any(any(r.trace.from_text) for r in results)
     assert not all(all(r.trace.from_text) for r in results)
+
+
+def test_penalties_count_the_drafts_before_a_position(family, head_of, ragged_prompts):
+    params = SamplingParams(max_new_tokens=NUM_NEW, repetition_penalty=1.2, frequency_penalty=0.3)
+    requests = [Request(str(i), list(p), params) for i, p in enumerate(ragged_prompts)]
+    plain = Engine(family("llama").target, NoProposer(), max_rows=3, draft_length=0)
+    expected = [r.token_ids for r in plain.generate(requests)]
+    results = engine_of(family, head_of).generate(requests)
+    assert [r.token_ids for r in results] == expected
+    assert any(sum(r.trace.accepted) for r in results)
 
 
 # ------------------------------------------------------------ neighbours, arrivals, chunks, leaving
@@ -168,10 +211,10 @@ def small(family):
     ("draft_length", "is_trimmed", "copies"),
     [(1, False, 0), (3, False, 0), (3, True, 0), (2, True, 3)],
 )
-def test_continuations_follow_the_targets_exact_law(small, draft_length, is_trimmed, copies):
+def test_continuations_follow_the_targets_exact_law(small, fit, draft_length, is_trimmed, copies):
     token_ids = torch.tensor([0, 1, 3, 4, 6]) if is_trimmed else None
     prompt, num_new, temperature = [6, 7, 7, 4, 7], 4, 0.7
-    head = fitted_head(small.reference, [(prompt, [7, 1, 3, 5])], steps=3, token_ids=token_ids)
+    head = fit(small.reference, [(prompt, [7, 1, 3, 5])], steps=3, token_ids=token_ids)
     proposer = head_proposer(head, token_ids)
     if copies:
         lengths = FixedLengths(Lengths(draft_length, copies))
@@ -216,7 +259,7 @@ def test_hooks_are_only_there_while_a_forward_runs(family, head_of, ragged_promp
     target = copy.deepcopy(family("llama").reference)
     engine = Engine(target, head_proposer(head_of("llama")), max_rows=2, draft_length=3)
     engine.generate(greedy_requests(ragged_prompts))
-    assert not [m for m in target.modules() if m._forward_pre_hooks]
+    assert not [m for m in target.modules() if m._forward_pre_hooks or m._forward_hooks]
     plain = Engine(target, DraftModelProposer(family("llama").draft), max_rows=2, draft_length=3)
     seen = []
     hook = target.base_model.register_forward_hook(
@@ -229,7 +272,7 @@ def test_hooks_are_only_there_while_a_forward_runs(family, head_of, ragged_promp
 
 
 def test_what_is_not_finite_does_not_outlive_its_request(family, head_of, ragged_prompts, answers):
-    """The head's cache stays finite: later requests in the same row are drafted for as before."""
+    """What the head holds stays finite: later requests in the row are drafted for as before."""
     target = copy.deepcopy(family("llama").reference)
     target.get_input_embeddings().weight.data[62] = torch.nan
     proposer = head_proposer(head_of("llama"))
@@ -240,3 +283,54 @@ def test_what_is_not_finite_does_not_outlive_its_request(family, head_of, ragged
     result = engine.generate(greedy_requests(ragged_prompts[1:2]))[0]
     assert result.token_ids == expected.token_ids == answers("llama")[1]
     assert result.trace == expected.trace
+
+
+# ------------------------------------------------------------------------- heads on the last state
+
+
+@pytest.fixture(scope="module")
+def heads(family, answers, ragged_prompts):
+    texts = list(zip(ragged_prompts, answers("llama"), strict=True))
+    return fitted_heads(family("llama").reference, texts)
+
+
+def test_no_more_is_drafted_than_there_are_heads(family, heads, ragged_prompts):
+    engine = Engine(family("llama").target, head_proposer(heads), max_rows=3, draft_length=7)
+    results = engine.generate(greedy_requests(ragged_prompts))
+    assert max(max(r.trace.drafted) for r in results) == SHAPE.num_heads
+
+
+@pytest.mark.parametrize("length", [2, 3, 9])
+def test_drafts_are_the_heads_guesses_from_the_state_before_the_last_token(
+    family, heads, ragged_prompts, length
+):
+    """Head k at h[n - 1] guesses x[n + k], where x[n] is the text's last token."""
+    text = ragged_prompts[3][:length]
+    with torch.no_grad():
+        states = family("llama").reference.base_model(torch.tensor([text])).last_hidden_state
+        expected = heads.logits(heads.run(states[:, length - 2], 3)).argmax(-1)
+    engine = Engine(family("llama").target, head_proposer(heads), max_rows=1, draft_length=3)
+    engine.open(32)
+    engine.submit(greedy_requests([text]))
+    drafted = []
+    propose = engine._proposer.propose
+
+    def keeping(batch, counts):
+        drafted.append(propose(batch, counts))
+        return drafted[-1]
+
+    engine._proposer.propose = keeping
+    engine.step()
+    assert drafted[0].tokens.tolist() == expected.tolist()
+
+
+def test_a_row_that_moves_takes_its_states_along(heads):
+    proposer = head_proposer(heads)
+    proposer.reserve(rows=3, slots=8)
+    states = torch.randn(3, 8, 32, generator=torch.Generator().manual_seed(0))
+    places = torch.arange(8).expand(3, 8)
+    proposer.read(states, places, first_row=0)
+    proposer.move_row(2, 0)
+    kept = proposer._states.get(places)
+    assert torch.equal(kept[0], states[2])
+    assert torch.equal(kept[1], states[1])

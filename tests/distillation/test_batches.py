@@ -8,6 +8,7 @@ from draftsmith.distillation.batches import (
     collate,
     epoch_batches,
     make_sequences,
+    places_in_responses,
     step_indices,
 )
 from draftsmith.errors import CorpusError
@@ -101,3 +102,11 @@ def test_the_masked_positions_predict_exactly_the_responses():
     following = batch.token_ids.roll(-1, dims=1)
     expected = [token for index in (4, 0, 2) for token in rows[index][1]]
     assert following[batch.mask].tolist() == expected
+
+
+def test_places_are_counted_within_each_response():
+    mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 0], [0, 0, 1, 0]], dtype=torch.bool)
+    before, lengths = places_in_responses(mask)
+    assert before.tolist() == [0, 1, 0, 1, 2, 0]
+    assert lengths.tolist() == [2, 2, 3, 3, 3, 1]
+    assert [len(part) for part in places_in_responses(mask & False)] == [0, 0]

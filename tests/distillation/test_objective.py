@@ -77,6 +77,26 @@ def test_the_gradient_goes_on_to_what_the_hidden_states_come_from(problem):
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_what_else_is_trained_gets_the_plain_gradient_too(problem, size):
+    hidden, _ = problem
+    head = torch.linspace(-1, 1, WIDTH * ENTRIES, dtype=torch.float64).view(WIDTH, ENTRIES)
+    head.requires_grad_()
+
+    def compare(part, place):
+        log_q = (part @ head).log_softmax(-1)
+        return (log_q[:, 0] * torch.arange(POSITIONS)[place]).sum(), log_q.detach().sum()
+
+    grads = [
+        torch.autograd.grad(2 * one, (hidden, head))
+        for one in (
+            sum_in_chunks(hidden, compare, size=size, trained=[head])[0],
+            compare(hidden, slice(None))[0],
+        )
+    ]
+    torch.testing.assert_close(*grads)
+
+
 def test_without_a_gradient_the_value_is_the_same_and_none_is_computed(problem):
     hidden, compare = problem
     expected = [one.detach() for one in sum_in_chunks(hidden, compare, size=4)]

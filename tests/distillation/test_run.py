@@ -12,11 +12,12 @@ from draftsmith.console import EXIT_USER_ERROR, run_stage
 from draftsmith.corpus.chat import make_chat
 from draftsmith.corpus.prompts import user_prompt
 from draftsmith.corpus.rollouts import Rollout
+from draftsmith.distillation.head_guesses import held_out_guesses
 from draftsmith.distillation.recipe import recipe_digest
 from draftsmith.distillation.run import Distillation
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.drafts.manifest import read_manifest
-from draftsmith.drafts.settings import EagleConfig, LayerChoice, StudentConfig
+from draftsmith.drafts.settings import EagleConfig, LayerChoice, MedusaConfig, StudentConfig
 from draftsmith.errors import CorpusError, DraftError
 from draftsmith.targets.loading import load_target
 from tests import tiny_target
@@ -25,6 +26,9 @@ from tests.full_disk import files_up_to
 
 RECIPE = StudentConfig(family="student", layers=(0, -1), vocabulary_size=200)
 HEAD = EagleConfig("eagle", feature_layers=(), vocabulary_size=200, unroll=2, step_decay=0.8)
+HEADS = MedusaConfig(
+    "medusa", num_heads=3, num_blocks=1, own_heads=True, vocabulary_size=200, head_decay=0.8
+)
 CONFIG = make_config(steps=24, signal="cache", mixed_precision="bf16", checkpoint_steps=10)
 CORPUS_DIGEST = "d" * 64
 
@@ -171,16 +175,42 @@ def test_a_head_on_features_comes_out_of_the_same_stage(job, target, tmp_path):
     assert not draft.is_causal_lm
 
 
+def test_heads_on_the_last_state_come_out_with_how_good_their_guesses_are(
+    job, target, rollouts, tmp_path
+):
+    manifest = run(job(recipe=HEADS), tmp_path / "draft", tmp_path / "partial")
+    assert (manifest.family, manifest.architecture["layers"]) == ("medusa", [])
+    assert manifest.architecture["heads"] == {"num_heads": 3, "num_blocks": 1, "own_heads": True}
+    assert manifest.recipe_digest == recipe_digest(HEADS, CONFIG)
+    history = manifest.training["history"]
+    assert history[-1]["alpha"] > history[0]["alpha"] + 0.1
+    draft = load_draft(tmp_path / "draft", target.model, target_digest=target.identity.digest)
+    told = manifest.training["held_out_guesses"]
+    expected = held_out_guesses(draft.model, target.model, draft.token_ids, rollouts["eval"])
+    assert told == expected
+    assert told["positions"][0] == sum(len(row.response_ids) for row in rollouts["eval"])
+    assert 0 < told["hit_rates"][0]["1"] < told["hit_rates"][0]["10"]
+    assert "held_out_guesses" not in run(job(), tmp_path / "plain", tmp_path / "partial").training
+
+
+@pytest.mark.parametrize("recipe", [HEAD, HEADS], ids=["eagle", "medusa"])
+def test_what_reads_the_targets_states_refuses_a_signal_without_them(job, recipe, tmp_path):
+    config = dataclasses.replace(CONFIG, signal="topk")
+    with pytest.raises(DraftError, match=f"family {recipe.family}") as refused:
+        run(job(config, recipe), tmp_path / "draft", tmp_path / "partial")
+    assert "cache or online" in str(refused.value)
+
+
 def test_recipes_share_their_signals_where_those_of_the_first_suffice(job, tmp_path):
     partial, filled = tmp_path / "partial", []
-    for name, recipe in (("head", HEAD), ("student", RECIPE)):
+    for name, recipe in (("head", HEAD), ("student", RECIPE), ("heads", HEADS)):
         run(job(recipe=recipe), tmp_path / name, partial)
         (folder,) = (partial / "signals").iterdir()
         filled.append((folder / "hidden.bin").stat().st_ino)
-    assert filled[0] == filled[1]
+    assert len(set(filled)) == 1
 
 
-@pytest.mark.parametrize("recipe", [RECIPE, HEAD], ids=["student", "head"])
+@pytest.mark.parametrize("recipe", [RECIPE, HEAD, HEADS], ids=["student", "head", "heads"])
 def test_a_killed_distillation_gives_the_same_draft(job, recipe, tmp_path):
     whole = run(job(recipe=recipe), tmp_path / "whole", tmp_path / "one")
 

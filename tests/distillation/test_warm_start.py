@@ -15,10 +15,11 @@ from draftsmith.distillation.batches import collate, make_sequences, step_indice
 from draftsmith.distillation.divergences import forward_kl
 from draftsmith.distillation.recipe import recipe_digest, recipe_digests
 from draftsmith.distillation.run import Distillation
-from draftsmith.distillation.warm_start import DraftSource, source_of
+from draftsmith.distillation.warm_start import DraftSource, source_of, start_from
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.drafts.manifest import read_manifest
-from draftsmith.drafts.settings import EagleConfig, LayerChoice, StudentConfig
+from draftsmith.drafts.medusa import HeadShape, build_heads
+from draftsmith.drafts.settings import EagleConfig, LayerChoice, MedusaConfig, StudentConfig
 from draftsmith.errors import DraftMisfitError
 from draftsmith.targets.loading import load_target
 from tests import tiny_target
@@ -157,19 +158,57 @@ def test_layers_that_were_chosen_stay_those_of_the_draft(run, source):
 HEAD = EagleConfig("eagle", feature_layers=(), vocabulary_size=0, unroll=2, step_decay=0.8)
 
 
-def test_a_head_on_features_goes_on_from_a_head(run, targets, tmp_path):
+HEADS = MedusaConfig(
+    "medusa", num_heads=2, num_blocks=1, own_heads=False, vocabulary_size=0, head_decay=0.8
+)
+OWN = dataclasses.replace(HEADS, own_heads=True, vocabulary_size=200)
+
+
+@pytest.mark.parametrize("recipe", [HEAD, HEADS, OWN], ids=["eagle", "medusa", "own_rows"])
+def test_heads_go_on_from_heads_of_their_kind(run, targets, recipe, tmp_path):
     long = make_config(steps=30, signal="cache")
-    run("head", target=targets[0], recipe=HEAD, config=long)
-    warm = run("warm", source=DraftSource(tmp_path / "head", PAIR), recipe=HEAD)
-    cold = run("cold", recipe=HEAD)
+    run("head", target=targets[0], recipe=recipe, config=long)
+    warm = run("warm", source=DraftSource(tmp_path / "head", PAIR), recipe=recipe)
+    cold = run("cold", recipe=recipe)
     assert first_loss(warm) < first_loss(cold) / 1.5
     assert warm.training["started_from"]["pair_digest"] == PAIR
 
 
-def test_a_head_does_not_go_on_from_a_student(run, source):
+@pytest.mark.parametrize("recipe", [HEAD, HEADS], ids=["eagle", "medusa"])
+def test_a_head_does_not_go_on_from_a_student(run, source, recipe):
     with pytest.raises(DraftMisfitError, match="family student") as refused:
-        run("misfit", source=source, recipe=HEAD)
-    assert "family eagle" in str(refused.value)
+        run("misfit", source=source, recipe=recipe)
+    assert f"family {recipe.family}" in str(refused.value)
+
+
+@pytest.mark.parametrize("changes", [{"num_heads": 1}, {"num_heads": 3}, {"own_heads": True}])
+def test_heads_do_not_go_on_from_others(run, tmp_path, changes):
+    run("heads", recipe=HEADS)
+    with pytest.raises(DraftMisfitError, match="of shape"):
+        run(
+            "misfit",
+            source=DraftSource(tmp_path / "heads", PAIR),
+            recipe=dataclasses.replace(HEADS, **changes),
+        )
+
+
+def test_own_rows_go_to_the_same_tokens_of_another_vocabulary(run, targets, tmp_path):
+    run("heads", recipe=OWN)
+    source, target = DraftSource(tmp_path / "heads", PAIR), targets[1].model
+    theirs = load_draft(source.directory, target, target_digest=None)
+    known = theirs.token_ids.tolist()
+    size = target.config.vocab_size
+    unknown = [token for token in range(size) if token not in known]
+    token_ids = torch.tensor([*known[10:], *unknown[:5]]).sort().values
+    heads = build_heads(target, HeadShape(2, 1, own_heads=True), token_ids)
+    fresh = heads.rows[1].weight.clone()
+    start_from(source, heads, target, layers=(), token_ids=token_ids)
+    for entry, token in enumerate(token_ids.tolist()):
+        is_known = token in known
+        origin = theirs.model.rows[1].weight[known.index(token)] if is_known else fresh[entry]
+        assert torch.equal(heads.rows[1].weight[entry], origin)
+    blocks = (model.heads[1][0].linear.weight for model in (theirs.model, heads))
+    assert torch.equal(*blocks)
 
 
 def test_a_draft_of_other_shapes_is_refused(run, source, targets):

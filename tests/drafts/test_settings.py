@@ -6,6 +6,7 @@ from draftsmith.drafts.settings import (
     CheckpointConfig,
     EagleConfig,
     LayerChoice,
+    MedusaConfig,
     RecipeConfig,
     StudentConfig,
 )
@@ -20,6 +21,14 @@ EAGLE = {
     "unroll": 3,
     "step_decay": 0.8,
 }
+MEDUSA = {
+    "family": "medusa",
+    "num_heads": 4,
+    "num_blocks": 1,
+    "own_heads": False,
+    "vocabulary_size": 8,
+    "head_decay": 0.8,
+}
 CHECKPOINT = {"family": "checkpoint", "source": "models/mine", "digest": "a" * 64}
 
 
@@ -32,6 +41,7 @@ def test_the_family_says_what_a_recipe_is():
     chosen = recipe(STUDENT | {"layers": {"choose": 2}})
     assert chosen == StudentConfig("student", LayerChoice(2), 8)
     assert recipe(EAGLE) == EagleConfig("eagle", (), 8, 3, 0.8)
+    assert recipe(MEDUSA) == MedusaConfig(**MEDUSA)
     assert recipe(CHECKPOINT) == CheckpointConfig("checkpoint", "models/mine", "a" * 64)
 
 
@@ -66,6 +76,22 @@ def test_a_mistake_is_named_as_one_of_its_family(changes, message):
 def test_a_head_is_unrolled_and_its_weights_do_not_grow(changes, message):
     with pytest.raises(ConfigError, match=message):
         recipe(EAGLE | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_heads": 0}, "num_heads and num_blocks must be at least 1"),
+        ({"num_blocks": 0}, "num_heads and num_blocks must be at least 1"),
+        ({"head_decay": 0.0}, "head_decay"),
+        ({"head_decay": 1.5}, "head_decay"),
+        ({"own_heads": 1}, "own_heads"),
+        ({"vocabulary_size": -1}, "vocabulary_size"),
+    ],
+)
+def test_there_is_a_head_and_weights_of_heads_do_not_grow(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        recipe(MEDUSA | changes)
 
 
 def test_a_digest_is_one():

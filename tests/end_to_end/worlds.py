@@ -191,7 +191,9 @@ WORLDS: dict[str, World] = {
                 "mixed_precision": "no",
                 "checkpoint_steps": 100,
             },
-            "drafts": {"student": {"vocabulary_size": 256}, "eagle": {"vocabulary_size": 256}},
+            "drafts": {
+                recipe: {"vocabulary_size": 256} for recipe in ("student", "eagle", "medusa")
+            },
             "evaluation": {
                 "temperatures": [0.0],
                 "decoding_prompts": 32,

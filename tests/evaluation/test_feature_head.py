@@ -1,4 +1,4 @@
-"""A head on the target's features is evaluated, measured and served like any other draft."""
+"""Heads on the target's states are evaluated, measured and served like any other draft."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftsmith.drafts.checkpoint import Lineage, load_draft, save_draft
 from draftsmith.evaluation.acceptance import DecodingPlan, decode, teacher_forced_alpha
 from draftsmith.evaluation.any_pair import load_any_draft, measure
 from draftsmith.evaluation.record import Evaluator
-from tests.decoding.heads import fitted_head
+from tests.decoding.heads import fitted_head, fitted_heads
 from tests.evaluation.test_any_pair import SMALL
 from tests.evaluation.test_record import CONFIG
 from tests.tiny_target import conversations
@@ -20,19 +20,27 @@ from tests.tiny_target import conversations
 LAYERS = (1, 2, 2)
 
 
+@pytest.fixture(scope="module", params=["eagle", "medusa"])
+def family(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def folder(loaded, rollouts, tmp_path_factory):
+def folder(loaded, rollouts, family, tmp_path_factory):
     texts = [(r.prompt_ids, r.response_ids) for r in rollouts if r.temperature == 0][::2]
-    head = fitted_head(loaded.model, texts, layers=LAYERS, steps=25)
+    if family == "eagle":
+        head, layers = fitted_head(loaded.model, texts, layers=LAYERS, steps=25), LAYERS
+    else:
+        head, layers = fitted_heads(loaded.model, texts, steps=60), ()
     lineage = Lineage(
-        "eagle",
-        digest_json("eagle"),
+        family,
+        digest_json(family),
         loaded.identity.digest,
         loaded.identity.tokenizer_digest,
         digest_json("corpus"),
-        LAYERS,
+        layers,
     )
-    folder = tmp_path_factory.mktemp("eagle")
+    folder = tmp_path_factory.mktemp(family)
     save_draft(folder, head, None, lineage=lineage, training={})
     return folder
 
@@ -85,20 +93,20 @@ def test_fitting_raises_alpha_over_a_students(target, drafts, draft, rollouts, t
     assert values["head"] > values["random"] + 0.2
 
 
-def test_its_record_is_complete_and_lossless(loaded, rollouts, stop_ids, folder):
+def test_its_record_is_complete_and_lossless(loaded, rollouts, stop_ids, folder, family):
     config = dataclasses.replace(CONFIG, decoding_prompts=8)
     evaluator = Evaluator(config, loaded.model, loaded.identity, rollouts, stop_ids)
     record = evaluator.evaluate(folder)
-    assert record["family"] == "eagle"
+    assert record["family"] == family
     assert record["losslessness"]["holds"]
     assert record["survival"]["0.0"][0] > 0.1
 
 
-def test_it_is_measured_without_the_arm_that_cannot_draft_with_it(loaded, folder):
+def test_it_is_measured_without_the_arm_that_cannot_draft_with_it(loaded, folder, family):
     asked = [user_prompt(text, domain) for domain, text, _ in conversations("home")[:40:6]]
     config = dataclasses.replace(SMALL, batch_sizes=(1, 2))
     entry = measure(loaded, load_any_draft(loaded, folder), asked, config)
-    assert entry["family"] == "eagle"
+    assert entry["family"] == family
     assert "transformers_assisted" not in entry["arms"]
     assert "speculative_vs_assisted" not in entry["ratios"]
     assert entry["ratios"]["speculative_vs_generate"]["mean"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -138,9 +139,8 @@ def test_no_nodes_are_no_tree():
 
 def test_heads_that_guess_at_once_pay_one_step():
     deep = Guesses([[0.6], [0.6], [0.6]], [9, 9, 9])
-    slow = ForwardCosts(20.0, 12.0, {width: 20.0 for width in range(1, 18)})
+    slow = ForwardCosts(20.0, 12.0, dict.fromkeys(range(1, 18), 20.0))
     one_by_one, _ = best_tree(deep, Survival([]), slow, TreeLimits(3), rows=1, beat=0.1)
-    at_once, _ = best_tree(
-        deep, Survival([]), slow, TreeLimits(3, steps_at_once=True), rows=1, beat=0.1
-    )
+    heads = dataclasses.replace(slow, drafts_at_once=True)
+    at_once, _ = best_tree(deep, Survival([]), heads, TreeLimits(3), rows=1, beat=0.1)
     assert one_by_one.depth < at_once.depth == 3

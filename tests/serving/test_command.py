@@ -137,11 +137,12 @@ def test_an_export_for_vllm_holds_its_configuration(tmp_path, pair):
         export_pair(pair, folder, to="vllm")
 
 
-def test_a_family_that_cannot_stand_alone_is_refused(tmp_path, pair, monkeypatch):
-    manifest = DraftManifest(**{**vars(pair.draft.manifest), "family": "eagle"})
+@pytest.mark.parametrize("family", ["eagle", "medusa"])
+def test_a_family_that_cannot_stand_alone_is_refused(tmp_path, pair, family, monkeypatch):
+    manifest = DraftManifest(**{**vars(pair.draft.manifest), "family": family})
     other = type(pair.draft)(pair.draft.model, pair.draft.token_ids, manifest)
     monkeypatch.setattr(pair, "draft", other)
-    with pytest.raises(DraftError, match="family eagle"):
+    with pytest.raises(DraftError, match=f"family {family}"):
         export_pair(pair, tmp_path / "out", to="vllm")
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="--to"):

@@ -8,6 +8,7 @@ from draftsmith.decoding.draft_length import FixedLengths, LengthPolicy, Lengths
 from draftsmith.decoding.engine import Engine
 from draftsmith.decoding.faults import RequestFaultError
 from draftsmith.decoding.feature_proposer import FeatureProposer
+from draftsmith.decoding.medusa_proposer import MedusaProposer
 from draftsmith.decoding.proposers import (
     DraftModelProposer,
     LookupFirstProposer,
@@ -42,6 +43,7 @@ __all__ = [
     "LengthPolicy",
     "Lengths",
     "LookupFirstProposer",
+    "MedusaProposer",
     "NoProposer",
     "PromptLookupProposer",
     "Proposer",

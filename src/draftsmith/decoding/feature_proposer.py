@@ -7,10 +7,9 @@ needs no feature of the last committed token, which the target has not read yet:
     entries             (f0, x1) (f1, x2) (f2, x3) (f3, x4) -> first draft d5, own feature g3
     next draft          (g3, d5) -> d6, own feature g4
 
-Features come from the target's verification and prefill, no forward is run for them. They are kept
-by cache row and position like keys and values: rolling back moves a length, and what is stale is
-overwritten before it is read. Keys and values of entries with own features are never counted as
-known: the next round writes them again from true features.
+Features come from the target's verification and prefill, no forward is run for them. Keys and
+values of entries with own features are never counted as known: the next round writes them again
+from true features.
 
 Source: Li et al. 2025 (arXiv 2503.01840), section 3.
 """
@@ -19,13 +18,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.decoding.acceptance import Proposal
 from draftsmith.decoding.batch import Batch, pad_prompts
 from draftsmith.decoding.drafting import Drafts
+from draftsmith.decoding.features import FeatureStore
 from draftsmith.decoding.proposers import empty_proposal
 from draftsmith.decoding.slot_model import SlotModel
 from draftsmith.decoding.tree import NO_TREES, TreesByRows
@@ -66,7 +65,7 @@ class FeatureProposer:
         self._slots = SlotModel(model)
         self._head = head
         self._token_ids = None if token_ids is None else token_ids.to(self._slots.device)
-        self._features = torch.empty(0)  # [rows, slots, hidden]
+        self._features = FeatureStore()
         self._num_cached: list[int] = []  # entries with true features, by row
         self.reader, self.trees = self, trees
         self.feature_layers = head.feature_layers
@@ -75,27 +74,16 @@ class FeatureProposer:
     def reserve(self, *, rows: int, slots: int) -> None:
         """Provide the head's cache and the features' slots; larger ones are kept."""
         self._slots.reserve(rows=rows, slots=slots)
-        assert self._slots.cache is not None
-        shape = (self._slots.cache.rows, self._slots.cache.slots)
-        if self._features.shape[:2] != shape:
-            width = int(self._slots.config.hidden_size)
-            model = self._slots.model
-            self._features = torch.zeros(*shape, width, dtype=model.dtype, device=model.device)
+        self._features.reserve(rows=rows, slots=slots)
         self._num_cached = [0] * rows
 
     def read(self, features: Tensor, positions: Tensor, *, first_row: int) -> None:
-        """Keep the fused features of a forward of the target.
-
-        What is not finite is kept as 0: the target's own logits tell of it, and NaN in the head's
-        cache would outlive the request.
-        """
-        fused = self._head.fuse(features).nan_to_num(0.0, 0.0, 0.0)
-        rows = torch.arange(first_row, first_row + len(fused), device=fused.device)[:, None]
-        self._features[rows, positions] = fused.to(self._features.dtype)
+        """Keep the fused features of a forward of the target."""
+        self._features.put(self._head.fuse(features), positions, first_row=first_row)
 
     def move_slots(self, rows: Tensor, sources: Tensor, destinations: Tensor) -> None:
         """Move the features of an accepted path of a tree to its positions."""
-        self._features[rows, destinations] = self._features[rows, sources]
+        self._features.move_slots(rows, sources, destinations)
 
     def admit(self, prompts: list[list[int]], *, first_row: int, start: int = 0) -> None:
         """Prefill the entries whose tokens are known, but for the last one, which begins a round.
@@ -109,7 +97,7 @@ class FeatureProposer:
         if any(heads):
             tokens, entries = pad_prompts(heads, self._slots.device, start=begin)
             span = begin + tokens.shape[1]
-            features = self._features[first_row : first_row + len(heads), begin:span]
+            features = self._features.get(entries, first_row=first_row)
             self._slots.run(
                 tokens, entries, span=span, first_row=first_row, keep=0, features=features
             )
@@ -126,8 +114,7 @@ class FeatureProposer:
         missing = (n - 1 - known for n, known in zip(lengths, self._num_cached, strict=False))
         tokens, positions = batch.tail(max(1, *missing), least=1)
         entries = (positions - 1).clamp(min=0)
-        rows = torch.arange(len(batch), device=batch.device)[:, None]
-        features = self._features[rows, entries]
+        features = self._features.get(entries)
         drafts = Drafts(batch, self._token_ids, counts, self.trees)
         for step in range(drafts.num_steps):
             span = max(batch.span - 1, 1) + step
@@ -144,5 +131,5 @@ class FeatureProposer:
     def move_row(self, source: int, destination: int) -> None:
         """Move the cache row, its features and its length."""
         self._slots.move_row(source, destination)
-        self._features[destination] = self._features[source]
+        self._features.move_row(source, destination)
         self._num_cached[destination] = self._num_cached[source]

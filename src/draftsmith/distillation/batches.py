@@ -101,3 +101,21 @@ def collate(sequences: Sequence[TrainingSequence], indices: Sequence[int]) -> To
         token_ids[row, :length] = torch.tensor(sequence.token_ids)
         mask[row, sequence.start : length - 1] = True
     return TokenBatch(list(indices), token_ids, mask)
+
+
+def places_in_responses(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each masked position stands among those of its sequence.
+
+    Args:
+        mask: bool `[sequences, width]`, of a batch.
+
+    Returns:
+        How many of the sequence come before it, and how many there are in all: int64 `[positions]`
+        each, in row-major order.
+
+    Example: sequences of 2 and 3 positions give 0 1 0 1 2 and 2 2 3 3 3.
+    """
+    counts = mask.sum(1)
+    lengths = counts.repeat_interleave(counts)
+    first = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    return torch.arange(len(lengths), device=mask.device) - first, lengths

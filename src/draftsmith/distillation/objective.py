@@ -8,7 +8,7 @@ computed twice, and no more than a chunk is ever there. Value and gradient are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -88,16 +88,23 @@ def positions_per_chunk(draft: PreTrainedModel) -> int:
     return max(1, _LOGITS_PER_CHUNK[draft.device.type] // num_entries)
 
 
-def sum_in_chunks(hidden: Tensor, compare: Callable[[Tensor, slice], Sums], *, size: int) -> Sums:
+def sum_in_chunks(
+    hidden: Tensor,
+    compare: Callable[[Tensor, slice], Sums],
+    *,
+    size: int,
+    trained: Sequence[Tensor] = (),
+) -> Sums:
     """Sums of loss and alpha over chunks of `size` positions.
 
     Args:
-        hidden: `[n, width]`; the loss is differentiated by it and by nothing else.
-        compare: Sums of a chunk `[at most size, width]` that lies at the slice.
+        hidden: `[n, ...]`; the loss is differentiated by it and by `trained`, by nothing else.
+        compare: Sums of a chunk `[at most size, ...]` that lies at the slice.
         size: Positions a chunk.
+        trained: What `compare` reads that wants a gradient, too.
     """
     if torch.is_grad_enabled() and hidden.requires_grad:
-        sums: Sums = _ChunkedSums.apply(hidden, compare, size)  # type: ignore[no-untyped-call]
+        sums: Sums = _ChunkedSums.apply(hidden, compare, size, *trained)  # type: ignore[no-untyped-call]
         return sums
     loss, agreed = _zeros(hidden)
     for place in _chunks(len(hidden), size):
@@ -114,25 +121,29 @@ class _ChunkedSums(torch.autograd.Function):
         hidden: Tensor,
         compare: Callable[[Tensor, slice], Sums],
         size: int,
+        *trained: Tensor,
     ) -> Sums:
         gradient = torch.empty_like(hidden)
+        by_trained = [torch.zeros_like(tensor) for tensor in trained]
         loss, agreed = _zeros(hidden)
         for place in _chunks(len(hidden), size):
             part = hidden[place].detach().requires_grad_()
             with torch.enable_grad():
                 part_loss, part_agreed = compare(part, place)
             with torch.autocast(hidden.device.type, enabled=False):
-                (gradient[place],) = torch.autograd.grad(part_loss, part)
+                gradient[place], *rest = torch.autograd.grad(part_loss, (part, *trained))
+            for total, change in zip(by_trained, rest, strict=True):
+                total += change
             loss += part_loss.detach()
             agreed += part_agreed
-        ctx.save_for_backward(gradient)
+        ctx.save_for_backward(gradient, *by_trained)
         ctx.mark_non_differentiable(agreed)
         return loss, agreed
 
     @staticmethod
-    def backward(ctx: Any, *by_sums: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
-        (gradient,) = ctx.saved_tensors
-        return gradient * by_sums[0], None, None
+    def backward(ctx: Any, *by_sums: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        gradient, *by_trained = (saved * by_sums[0] for saved in ctx.saved_tensors)
+        return gradient, None, None, *by_trained
 
 
 def _chunks(num_positions: int, size: int) -> Iterator[slice]:

@@ -19,7 +19,9 @@ from draftsmith.corpus.rollouts import Rollout
 from draftsmith.distillation.batches import TrainingSequence, make_sequences
 from draftsmith.distillation.divergences import divergence_of
 from draftsmith.distillation.early_stop import held_out_indices
+from draftsmith.distillation.head_guesses import held_out_guesses
 from draftsmith.distillation.layer_choice import calibration_loss, choose_layers
+from draftsmith.distillation.medusa_objective import MedusaObjective
 from draftsmith.distillation.objective import StudentObjective, recompute_layers
 from draftsmith.distillation.processes import join
 from draftsmith.distillation.recipe import recipe_digest
@@ -33,7 +35,14 @@ from draftsmith.drafts.checkpoint import Lineage, save_draft
 from draftsmith.drafts.eagle import EagleHead
 from draftsmith.drafts.eagle_start import build_head, resolve_feature_layers
 from draftsmith.drafts.manifest import DraftManifest
-from draftsmith.drafts.settings import EagleConfig, LayerChoice, StudentConfig, TrainedConfig
+from draftsmith.drafts.medusa import HeadShape, MedusaHeads, build_heads
+from draftsmith.drafts.settings import (
+    EagleConfig,
+    LayerChoice,
+    MedusaConfig,
+    StudentConfig,
+    TrainedConfig,
+)
 from draftsmith.drafts.student import (
     build_student,
     check_head,
@@ -59,7 +68,7 @@ class Distillation:
         target: The target in its serving dtype; the ids that end its turns are always in the
             draft's vocabulary.
         corpus_digest: Identity of the rollouts.
-        rollouts: Train and eval split; eval serves to report coverage only.
+        rollouts: Train and eval split; eval serves only to report coverage and guesses.
         source: The draft whose weights the training starts from; None starts from the target's.
     """
 
@@ -88,7 +97,7 @@ class Distillation:
         token_ids, held_out_coverage = self._vocabulary()
         draft, layers, choice = self._build(token_ids, sequences)
         if self.source is not None:
-            start_from(self.source, draft, target, layers)
+            start_from(self.source, draft, target, layers=layers, token_ids=token_ids)
         self._make_trainable(draft)
         outcome = distill(
             self._objective(draft),
@@ -107,8 +116,9 @@ class Distillation:
             self.corpus_digest,
             layers,
         )
-        facts = self._facts(outcome, draft, held_out_coverage) | choice
         draft.to(target.dtype)  # type: ignore[arg-type]  # annotated as an unbound method
+        facts = self._facts(outcome, draft, held_out_coverage) | choice
+        facts |= self._guesses(draft, token_ids)
         manifest = save_draft(directory, draft, token_ids, lineage=lineage, training=facts)
         if join().is_main_process:
             shutil.rmtree(partial / "checkpoints" / self.name, ignore_errors=True)
@@ -124,6 +134,9 @@ class Distillation:
             num_layers = int(target.config.get_text_config().num_hidden_layers)
             layers = resolve_feature_layers(self.recipe.feature_layers, num_layers)
             return build_head(target, layers, token_ids), layers, {}
+        if isinstance(self.recipe, MedusaConfig):
+            shape = HeadShape(self.recipe.num_heads, self.recipe.num_blocks, self.recipe.own_heads)
+            return build_heads(target, shape, token_ids), (), {}
         layers, choice = self._layers(self.recipe, token_ids, sequences)
         return build_student(target, layers, token_ids), layers, choice
 
@@ -141,6 +154,10 @@ class Distillation:
                 divergence,
                 unroll=self.recipe.unroll,
                 step_decay=self.recipe.step_decay,
+            )
+        if isinstance(draft, MedusaHeads) and isinstance(self.recipe, MedusaConfig):
+            return MedusaObjective(
+                draft, target_head, divergence, head_decay=self.recipe.head_decay
             )
         if self.config.gradient_checkpointing:
             recompute_layers(draft)
@@ -222,8 +239,8 @@ class Distillation:
         if config.signal == "online":
             return OnlineSignals(target, features)
         folder, max_gb = partial / "signals" / self._signal_key(), config.max_cache_gb
-        if config.signal == "topk" and features:
-            raise self._needs_features()
+        if config.signal == "topk" and not isinstance(self.recipe, StudentConfig):
+            raise self._needs_states()
         with join().main_process_first():  # who comes later finds it
             if config.signal == "cache":
                 return CachedSignals(
@@ -233,11 +250,11 @@ class Distillation:
                 folder, target, sequences, token_ids=token_ids, k=config.topk, max_gb=max_gb
             )
 
-    def _needs_features(self) -> DraftError:
+    def _needs_states(self) -> DraftError:
         return DraftError(
             f"distilling {self.name}",
             found="distill.signal: topk, which holds probabilities only",
-            expected="the features of the target that a recipe of family eagle reads",
+            expected=f"the target's states, which a recipe of family {self.recipe.family} reads",
             remedy="set distill.signal to cache or online",
         )
 
@@ -264,6 +281,12 @@ class Distillation:
             | self._judged(outcome)
             | self._origin()
         )
+
+    def _guesses(self, draft: PreTrainedModel, token_ids: Tensor | None) -> dict[str, Any]:
+        if not isinstance(draft, MedusaHeads):
+            return {}
+        found = held_out_guesses(draft, self.target.model, token_ids, self.rollouts["eval"])
+        return {"held_out_guesses": found}
 
     def _judged(self, outcome: TrainingOutcome) -> dict[str, Any]:
         if not outcome.evaluations:

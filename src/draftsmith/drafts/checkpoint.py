@@ -1,15 +1,15 @@
 """A draft on disk.
 
-A student or a feature head: `draft.json`, `config.json`, `model.safetensors` (its own weights only)
-and, if trimmed, `vocabulary.safetensors`. Embedding and output rows come from the target at load
-time, so it can only be loaded beside a target. A whole model: `draft.json` in its checkpoint.
-Digests are verified.
+A student, or heads on the target's states: `draft.json`, `config.json`, `model.safetensors` (only
+its own weights) and, if trimmed, `vocabulary.safetensors`. Embedding and output rows come from the
+target at load time, so it can only be loaded beside a target. A whole model: `draft.json` in its
+checkpoint. Digests are verified.
 """
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,20 @@ from transformers import AutoConfig, PreTrainedModel
 
 from draftsmith.artifacts import atomic_directory, digest_file, digest_json, read_json, writing
 from draftsmith.drafts.causal_lm import load_causal_lm, verify_causal_lm
-from draftsmith.drafts.eagle import EagleHead
 from draftsmith.drafts.eagle_start import empty_head
-from draftsmith.drafts.joined import LoadedDraft
+from draftsmith.drafts.joined import LoadedDraft, family_of
 from draftsmith.drafts.manifest import (
     CAUSAL_LM,
     EAGLE,
     FILE_NAME,
+    MEDUSA,
     SCHEMA,
-    STUDENT,
     DraftManifest,
     draft_digest,
     read_manifest,
     write_manifest,
 )
+from draftsmith.drafts.medusa import HeadShape, MedusaHeads, empty_heads
 from draftsmith.drafts.student import empty_student, own_parameter_names
 from draftsmith.drafts.vocabulary import vocabulary_digest
 from draftsmith.errors import DraftError, DraftMisfitError
@@ -47,7 +47,8 @@ VOCABULARY = "vocabulary.safetensors"
 class Lineage:
     """Where a draft comes from; goes into its manifest.
 
-    `layers` are the target's that a student starts as, or whose features a head reads.
+    `layers` are the target's that a student starts as, or whose features a head reads; Medusa heads
+    are about none.
     """
 
     recipe: str
@@ -66,7 +67,7 @@ def save_draft(
     lineage: Lineage,
     training: dict[str, Any],
 ) -> DraftManifest:
-    """Write a student or a head into `directory` (existing, empty) and return its manifest.
+    """Write a student or heads into `directory` (existing, empty) and return the manifest.
 
     Raises:
         ArtifactError: The disk refused.
@@ -89,9 +90,11 @@ def save_draft(
         "model_type": student.config.model_type,
         "config_digest": _config_digest(directory),
     }
+    if isinstance(student, MedusaHeads):
+        architecture["heads"] = asdict(student.shape)
     manifest = DraftManifest(
         schema=SCHEMA,
-        family=EAGLE if isinstance(student, EagleHead) else STUDENT,
+        family=family_of(student),
         recipe=lineage.recipe,
         recipe_digest=lineage.recipe_digest,
         digest=draft_digest(weights_digest, map_digest, architecture),
@@ -144,9 +147,12 @@ def _load_parts(directory: Path, target: PreTrainedModel, manifest: DraftManifes
     if config.hidden_size != target.config.get_text_config().hidden_size:
         raise _misfit(directory, f"hidden size {config.hidden_size}")
     model = _empty(directory, config, target, token_ids, manifest)
-    missing = set(own_parameter_names(model)) ^ set(state)
-    if missing:
-        raise _misfit(directory, f"weights that differ by {sorted(missing)[:3]}")
+    ours = model.state_dict()
+    own = {name: ours[name].shape for name in own_parameter_names(model)}
+    strange = own.items() ^ {name: tensor.shape for name, tensor in state.items()}.items()
+    if strange:
+        names = sorted({name for name, _ in strange})
+        raise _misfit(directory, f"weights that differ by {names[:3]}")
     model.load_state_dict(state, strict=False)
     token_ids = None if token_ids is None else token_ids.to(target.device)
     return LoadedDraft(model, token_ids, manifest)
@@ -160,6 +166,9 @@ def _empty(
     manifest: DraftManifest,
 ) -> PreTrainedModel:
     """A draft of the manifest's family without its weights."""
+    if manifest.family == MEDUSA:
+        shape = HeadShape(**manifest.architecture["heads"])
+        return empty_heads(config, target, token_ids, shape)
     if manifest.family != EAGLE:
         return empty_student(config, target, token_ids)
     layers = [int(layer) for layer in manifest.architecture["layers"]]

@@ -15,17 +15,26 @@ from draftsmith.decoding import (
     NO_TREES,
     DraftModelProposer,
     FeatureProposer,
+    MedusaProposer,
     SlotModel,
     TreesByRows,
 )
 from draftsmith.decoding.features import layer_inputs
 from draftsmith.decoding.steps import BuildStep
 from draftsmith.drafts.eagle import EagleHead
-from draftsmith.drafts.manifest import CAUSAL_LM, EAGLE, DraftManifest
-from draftsmith.drafts.student import empty_student, own_parameter_names
+from draftsmith.drafts.manifest import CAUSAL_LM, EAGLE, MEDUSA, STUDENT, DraftManifest
+from draftsmith.drafts.medusa import MedusaHeads
+from draftsmith.drafts.student import empty_student, head_logits, own_parameter_names
 from draftsmith.errors import DraftError
 
-Drafter = DraftModelProposer | FeatureProposer
+Drafter = DraftModelProposer | FeatureProposer | MedusaProposer
+
+
+def family_of(draft: PreTrainedModel) -> str:
+    """The family of a draft that is trained here."""
+    if isinstance(draft, EagleHead):
+        return EAGLE
+    return MEDUSA if isinstance(draft, MedusaHeads) else STUDENT
 
 
 @dataclass(frozen=True)
@@ -48,12 +57,14 @@ class LoadedDraft:
         """
         if isinstance(self.model, EagleHead):
             return FeatureProposer(self.model, self.model, self.token_ids, trees)
+        if isinstance(self.model, MedusaHeads):
+            return MedusaProposer(self.model, self.token_ids, trees)
         return DraftModelProposer(SlotModel(self.model, steps), self.token_ids, trees)
 
     def last_hidden(self, target: PreTrainedModel, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Last hidden states `[rows, width, hidden]` of target and draft on a text.
 
-        `head_logits` of either model makes the law of the next token from them.
+        The target's `head_logits` and the draft's `logits` make the law of the next token of them.
 
         Args:
             target: The target.
@@ -67,12 +78,28 @@ class LoadedDraft:
             ).last_hidden_state
         if isinstance(model, EagleHead):
             return theirs, model.last_hidden(token_ids, torch.cat(features, -1))
+        if isinstance(model, MedusaHeads):
+            return theirs, model.last_hidden(theirs)
         return theirs, model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What the draft says of the next token, `[..., entries]`, by its last hidden states."""
+        if isinstance(self.model, MedusaHeads):
+            return self.model.logits_of(hidden, 0)
+        return head_logits(self.model, hidden)
+
+    @property
+    def drafts_combs(self) -> bool:
+        """Whether only first guesses can have guesses behind them: each costs a step of the draft.
+
+        Medusa heads guess every position without looking at the guesses before it.
+        """
+        return self.manifest.family != MEDUSA
 
     @property
     def is_causal_lm(self) -> bool:
         """Whether it predicts from tokens alone, so that other engines can draft with it."""
-        return self.manifest.family != EAGLE
+        return self.manifest.family not in (EAGLE, MEDUSA)
 
     def as_causal_lm(self, target: PreTrainedModel) -> PreTrainedModel:
         """The draft for engines that know whole models only.

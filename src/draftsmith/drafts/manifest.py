@@ -15,7 +15,7 @@ from draftsmith.errors import DraftError
 
 FILE_NAME = "draft.json"
 SCHEMA = 1
-STUDENT, EAGLE, CAUSAL_LM = "student", "eagle", "causal-lm"  # families
+STUDENT, EAGLE, MEDUSA, CAUSAL_LM = "student", "eagle", "medusa", "causal-lm"  # families
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class DraftManifest:
     Attributes:
         schema: Version of this record.
         family: How it drafts: `student` (under the target's embedding and head), `eagle` (the same
-            over the target's features) or `causal-lm` (a whole model with the target's tokenizer).
+            over the target's features), `medusa` (heads on the target's last hidden state) or
+            `causal-lm` (a whole model with the target's tokenizer).
         recipe: Name of the recipe under conf/draft/.
         recipe_digest: Digest of the recipe's and the training's settings.
         digest: Identity: weights, vocabulary map and architecture.

@@ -78,6 +78,36 @@ class EagleConfig:
 
 
 @dataclass(frozen=True)
+class MedusaConfig:
+    """A recipe of family `medusa`: heads that read the target's last hidden state.
+
+    Attributes:
+        family: `medusa`.
+        num_heads: Draft positions, one a head.
+        num_blocks: Residual blocks a head.
+        own_heads: Each head trains output rows of its own instead of reading the target's.
+        vocabulary_size: Entries of the draft's vocabulary; 0 is the target's whole vocabulary.
+        head_decay: Weight of a head's loss over that of the head before it.
+    """
+
+    family: Literal["medusa"]
+    num_heads: int
+    num_blocks: int
+    own_heads: bool
+    vocabulary_size: int
+    head_decay: float
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        if min(self.num_heads, self.num_blocks) < 1:
+            raise ValueError("num_heads and num_blocks must be at least 1")
+        if self.vocabulary_size < 0:
+            raise ValueError("vocabulary_size must be 0 (whole vocabulary) or more")
+        if not 0 < self.head_decay <= 1:
+            raise ValueError("head_decay must be above 0 and at most 1")
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """A recipe of family `checkpoint`: a draft that was trained elsewhere, taken over as it is.
 
@@ -97,5 +127,5 @@ class CheckpointConfig:
             raise ValueError("digest must be 64 hex digits: `draftsmith import-draft` writes it")
 
 
-TrainedConfig = StudentConfig | EagleConfig
+TrainedConfig = StudentConfig | EagleConfig | MedusaConfig
 RecipeConfig = TrainedConfig | CheckpointConfig

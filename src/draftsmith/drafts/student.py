@@ -96,7 +96,7 @@ def empty_student(
         own_config, dtype=target.dtype, attn_implementation="sdpa"
     )
     student.set_input_embeddings(target.get_input_embeddings())
-    student.set_output_embeddings(_head(target, token_ids))
+    student.set_output_embeddings(output_rows(target, token_ids))
     student.to(target.device)  # type: ignore[arg-type]  # annotated as an unbound method
     for module in (student.get_input_embeddings(), student.get_output_embeddings()):
         module.requires_grad_(requires_grad=False)
@@ -104,7 +104,8 @@ def empty_student(
     return student
 
 
-def _head(target: PreTrainedModel, token_ids: Tensor | None) -> nn.Module:
+def output_rows(target: PreTrainedModel, token_ids: Tensor | None) -> nn.Linear:
+    """The target's output head, or a copy of those of its rows that the draft's vocabulary has."""
     head: nn.Linear = target.get_output_embeddings()
     if token_ids is None:
         return head
@@ -155,14 +156,19 @@ def num_trained_parameters(student: PreTrainedModel) -> int:
     return sum(state[name].numel() for name in own_parameter_names(student))
 
 
-def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+def head_logits(model: PreTrainedModel, hidden: Tensor, rows: nn.Module | None = None) -> Tensor:
     """Logits of last hidden states `[..., hidden]`, as the model's own forward makes them.
 
     Families that scale or cap their logits say so in their configuration; `check_head` proves the
     result. Hidden states of a student that trains in float32 are rounded to the head's dtype.
+
+    Args:
+        model: Says how logits are made.
+        hidden: Of any number of positions.
+        rows: The output rows; None are the model's.
     """
     config = model.config.get_text_config()
-    head = model.get_output_embeddings()
+    head: Any = model.get_output_embeddings() if rows is None else rows
     logits: Tensor = head(hidden.to(head.weight.dtype))
     if getattr(config, "logits_scaling", None):
         logits = logits / config.logits_scaling

@@ -63,7 +63,8 @@ def predicted_changes(
 def _round_cost(cost: Mapping[str, Any], draft_length: int) -> float:
     """Time of a round in steps of the target."""
     verify_ms = cost["verify_ms"][str(draft_length + 1)]
-    return float((draft_length * cost["draft_step_ms"] + verify_ms) / cost["target_step_ms"])
+    steps = min(draft_length, 1) if cost.get("drafts_at_once") else draft_length
+    return float((steps * cost["draft_step_ms"] + verify_ms) / cost["target_step_ms"])
 
 
 def _scaled(comparison: Comparison, factor: float) -> Comparison:

@@ -94,8 +94,7 @@ def _overlap(
 ) -> Tensor:
     """Each position's alpha, `[n]`, from last hidden states `[n, width]` of target and draft."""
     p = distribution(head_logits(target, hidden[0]).float()[None], sampling)
-    q_logits = head_logits(draft.model, hidden[1]).float()[None]
-    q = distribution(q_logits, sampling, draft.token_ids)
+    q = distribution(draft.logits(hidden[1]).float()[None], sampling, draft.token_ids)
     if isinstance(p, OneHot) and isinstance(q, OneHot):
         return (p.ids == q.ids).float()[0]
     size = target.get_output_embeddings().weight.shape[0]

@@ -152,7 +152,7 @@ class PairBench:
         rows: int,
     ) -> Drafting:
         """The chain, or the tree that promises clearly more."""
-        limits = TreeLimits(self.config.max_tree_nodes)
+        limits = TreeLimits(self.config.max_tree_nodes, self.contestants.draft.drafts_combs)
         tree, promised = best_tree(
             guesses, survival, costs, limits, rows=rows, beat=chain.predicted_speedup
         )
@@ -272,6 +272,7 @@ class PairBench:
             "draft_step_ms": costs.draft_step_ms,
             "verify_ms": {str(width): value for width, value in costs.verify_ms.items()},
             "cost_ratio": costs.cost_ratio,
+            "drafts_at_once": costs.drafts_at_once,
         }
 
     def _batches(self, single: Drafting, survival: Survival, guesses: Guesses) -> dict[str, Any]:

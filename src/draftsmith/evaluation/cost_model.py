@@ -28,11 +28,13 @@ class ForwardCosts:
         target_step_ms: The target over one position.
         draft_step_ms: The draft over one position.
         verify_ms: The target over so many positions (draft length + 1).
+        drafts_at_once: One draft step guesses all positions.
     """
 
     target_step_ms: float
     draft_step_ms: float
     verify_ms: Mapping[int, float]
+    drafts_at_once: bool = False
 
     @property
     def cost_ratio(self) -> float:
@@ -47,7 +49,8 @@ class ForwardCosts:
         A tree has more nodes than steps; of a chain the numbers are the same.
         """
         width = max(num_steps if num_nodes is None else num_nodes, copy_length) + 1
-        return num_steps * self.draft_step_ms + self.verify_ms[width]
+        paid = min(num_steps, 1) if self.drafts_at_once else num_steps
+        return paid * self.draft_step_ms + self.verify_ms[width]
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class RoundCosts:
             sum(share * cell.target_step_ms for cell, share in shares),
             sum(share * cell.draft_step_ms for cell, share in shares),
             {w: sum(s * cell.verify_ms[w] for cell, s in shares) for w in shares[0][0].verify_ms},
+            shares[0][0].drafts_at_once,
         )
 
 

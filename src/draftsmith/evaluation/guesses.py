@@ -111,16 +111,10 @@ class TreeLimits:
     Attributes:
         max_nodes: Of the largest; 0 is none.
         is_comb: As in `Guesses.grown`.
-        steps_at_once: Whether one draft step guesses all positions.
     """
 
     max_nodes: int
     is_comb: bool = True
-    steps_at_once: bool = False
-
-    def num_steps(self, tree: Tree) -> int:
-        """Draft steps of a tree."""
-        return 1 if self.steps_at_once else tree.depth
 
 
 def best_tree(
@@ -144,7 +138,7 @@ def best_tree(
     """
     best, best_speedup = None, beat * LEAST_GAIN
     for tree in guesses.grown(limits.max_nodes, is_comb=limits.is_comb):
-        rounds = Rounds(guesses.expected_tokens(tree), limits.num_steps(tree), tree.num_nodes)
+        rounds = Rounds(guesses.expected_tokens(tree), tree.depth, tree.num_nodes)
         promised = speedup_of(rounds, survived, costs, rows)
         if promised > best_speedup:
             best, best_speedup = tree, promised

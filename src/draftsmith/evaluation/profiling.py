@@ -5,6 +5,7 @@ Measured once and kept on disk, because a service that adapts its draft length n
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +99,8 @@ def forward_costs(
     actions = {f"target-{width}": partial(step, models[0], width) for width in measured}
     times = median_ms({"draft": partial(step, models[1], 1), **actions}, repeats)
     verify = {width: times[f"target-{width}"] for width in measured}
-    return ForwardCosts(verify[1], times["draft"], verify)
+    at_once = bool(getattr(models[1].model, "drafts_at_once", False))
+    return ForwardCosts(verify[1], times["draft"], verify, at_once)
 
 
 def _fill(model: SlotModel, *, rows: int, context: int, slots: int) -> None:
@@ -143,7 +145,7 @@ def interpolated(costs: ForwardCosts, max_width: int) -> ForwardCosts:
     widths = range(1, max_width + 1)
     times = np.interp(widths, known, [costs.verify_ms[width] for width in known])
     verify = dict(zip(widths, times.tolist(), strict=True))
-    return ForwardCosts(costs.target_step_ms, costs.draft_step_ms, verify)
+    return dataclasses.replace(costs, verify_ms=verify)
 
 
 def cost_key(pair_digest: str, model: PreTrainedModel, grid: Grid) -> dict[str, Any]:
@@ -211,6 +213,7 @@ def costs_from_json(entry: Mapping[str, Any]) -> ForwardCosts:
         float(entry["target_step_ms"]),
         float(entry["draft_step_ms"]),
         {int(width): float(ms) for width, ms in entry["verify_ms"].items()},
+        bool(entry.get("drafts_at_once", False)),
     )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from draftsmith.decoding import FeatureProposer, MedusaProposer
+from draftsmith.decoding import NO_TREES, FeatureProposer, MedusaProposer
 from draftsmith.distillation.batches import collate, make_sequences
 from draftsmith.distillation.divergences import forward_kl
 from draftsmith.distillation.medusa_objective import MedusaObjective
@@ -63,9 +63,9 @@ def _fit(objective, signals, texts, steps):
         optimizer.step()
 
 
-def head_proposer(head, token_ids=None) -> FeatureProposer | MedusaProposer:
+def head_proposer(head, token_ids=None, trees=NO_TREES) -> FeatureProposer | MedusaProposer:
     """A proposer with a copy of the head or the heads."""
     own = copy.deepcopy(head)
     if isinstance(own, MedusaHeads):
-        return MedusaProposer(own, token_ids)
-    return FeatureProposer(own, own, token_ids)
+        return MedusaProposer(own, token_ids, trees)
+    return FeatureProposer(own, own, token_ids, trees)

@@ -22,9 +22,11 @@ from draftsmith.decoding import (
 from draftsmith.decoding import acceptance as rule_module
 from draftsmith.decoding.acceptance import Verdict
 from draftsmith.decoding.distribution import sample
+from draftsmith.decoding.features import FeatureStore
 from draftsmith.decoding.trace import accepted_fraction
 from draftsmith.decoding.tree import Tree, TreesByRows
 from tests.decoding.arrivals import CONTEXT, live_through, random_requests
+from tests.decoding.heads import fitted_head, fitted_heads, head_proposer
 from tests.decoding.laws import exact_law, p_value
 from tests.decoding.test_engine_greedy import KINDS, greedy_requests
 
@@ -108,6 +110,47 @@ def test_the_cache_of_a_tree_is_that_of_the_text(family, kind):
                 torch.testing.assert_close(
                     mine[row, :, :read], theirs[row, :, :read], atol=2e-4, rtol=1e-3
                 )
+
+
+# ----------------------------------------------------------------- heads on the target's states
+
+
+@pytest.fixture(scope="module", params=["eagle", "medusa"])
+def head_engine(request, family, expected, ragged_prompts):
+    """`head_engine(kind, tree, rows)`: heads that were fitted to the answers."""
+    fit = {"eagle": fitted_head, "medusa": fitted_heads}[request.param]
+
+    @functools.cache
+    def head(kind):
+        return fit(family(kind).reference, list(zip(ragged_prompts, expected(kind), strict=True)))
+
+    def build(kind, tree, rows):
+        proposer = head_proposer(head(kind), trees=trees(tree))
+        return Engine(family(kind).target, proposer, max_rows=rows, draft_length=4)
+
+    return build
+
+
+@pytest.mark.parametrize("tree", [COMB, BUSHY], ids=["comb", "bushy"])
+@pytest.mark.parametrize("max_rows", [1, 5])
+@pytest.mark.parametrize("kind", ["gemma3", "llama", "mistral", "qwen2"])
+def test_heads_draft_trees_losslessly(  # noqa: PLR0917  fixtures are arguments
+    head_engine, expected, ragged_prompts, kind, max_rows, tree
+):
+    results = head_engine(kind, tree, max_rows).generate(greedy_requests(ragged_prompts))
+    assert [r.token_ids for r in results] == expected(kind)
+    assert 0.05 < accepted_fraction([r.trace for r in results]) < 0.99
+
+
+def test_states_move_with_the_path_that_is_kept(head_engine, ragged_prompts, monkeypatch):
+    """Stale ones would change no token, only what is accepted."""
+    requests = greedy_requests([*ragged_prompts, [9, 1, 4]], num_new=40)
+    engine = head_engine("llama", BUSHY, 1)
+    with_moves = [r.trace for r in engine.generate(requests)]
+    assert any(rank for trace in with_moves for ranks in trace.ranks for rank in ranks)
+    monkeypatch.setattr(FeatureStore, "move_slots", lambda *_: None)
+    without = [r.trace for r in engine.generate(requests)]
+    assert accepted_fraction(without) < accepted_fraction(with_moves)
 
 
 # ------------------------------------------------------------------------------------- sampling

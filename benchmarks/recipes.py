@@ -31,7 +31,7 @@ from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.warm_start import DraftSource
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.drafts.manifest import read_manifest
-from draftsmith.drafts.settings import EagleConfig, StudentConfig, TrainedConfig
+from draftsmith.drafts.settings import EagleConfig, MedusaConfig, StudentConfig, TrainedConfig
 from draftsmith.errors import DraftsmithError
 from draftsmith.evaluation.benchmark import Bench
 from draftsmith.evaluation.record import Evaluator
@@ -39,6 +39,7 @@ from draftsmith.evaluation.settings import BenchmarkConfig, EvaluationConfig
 from draftsmith.targets.loading import LoadedTarget, load_by_digest
 
 TRIMMED, WHOLE = 8192, 0
+BATCH_SIZES = (1, 4, 8, 16)
 
 
 def _student(layers: tuple[int, ...], vocabulary_size: int) -> StudentConfig:
@@ -57,6 +58,9 @@ RECIPES: dict[str, TrainedConfig] = {
     "eagle, 8k": _eagle(TRIMMED),
     "eagle, 8k, unroll 4": _eagle(TRIMMED, 4),
     "eagle": _eagle(WHOLE),
+    "medusa, 8k": MedusaConfig(
+        "medusa", 4, 1, own_heads=False, vocabulary_size=TRIMMED, head_decay=0.8
+    ),
 }
 
 
@@ -116,7 +120,7 @@ class Comparison:
         folder = self._folder(name) / "draft"
         evaluated = evaluator.evaluate(folder)
         settings = load_section(config, "benchmark", BenchmarkConfig)
-        settings = dataclasses.replace(settings, batch_sizes=(1, 8))
+        settings = dataclasses.replace(settings, batch_sizes=BATCH_SIZES)
         draft = load_draft(folder, self.target.model, target_digest=None)
         measured = Bench(settings, self.target.model, stop_ids, rollouts, count_phase).measure(
             draft, evaluated, device=provenance.device(), partial=self.work / "partial/benchmark"
@@ -164,11 +168,12 @@ def shown(entries: Mapping[str, Mapping[str, Any]]) -> str:
                 f"{entry['tau']:.2f}",
                 f"{entry['cost_ratio']:.3f}",
                 speedup,
-                f"{batches[8]:.2f}",
+                *(f"{batches[size]:.2f}" for size in BATCH_SIZES[1:]),
             ]
         )
     temperatures = [f"alpha at {key}" for key in next(iter(entries.values()))["alpha"]]
-    columns = ("draft", "tau", "c", "speedup, batch 1", "batch 8")
+    sizes = [f"batch {size}" for size in BATCH_SIZES[1:]]
+    columns = ("draft", "tau", "c", "speedup, batch 1", *sizes)
     return table(["recipe", "trained", "seconds", *temperatures, *columns], rows)
 
 

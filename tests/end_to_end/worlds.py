@@ -235,7 +235,7 @@ WORLDS: dict[str, World] = {
             "distill": {"steps": 300, "warmup_steps": 30, "checkpoint_steps": 100},
             "evaluation": {
                 "temperatures": [0.0],
-                "decoding_prompts": 24,
+                "decoding_prompts": 128,  # what telemetry is held against, domain by domain
                 "guesses": [4, 2],
                 "guess_prompts": 12,
                 "max_new_tokens": 24,

@@ -106,9 +106,7 @@ def _own(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: state[name] for name in own_parameter_names(model)}
 
 
-def _realigned(
-    rows: Tensor, ids: Tensor | None, onto: Tensor, onto_ids: Tensor | None
-) -> Tensor:
+def _realigned(rows: Tensor, ids: Tensor | None, onto: Tensor, onto_ids: Tensor | None) -> Tensor:
     """`onto` with the `rows` of those tokens that both vocabularies have."""
     theirs, ours = (
         torch.arange(len(own), device=onto.device) if known is None else known.to(onto.device)

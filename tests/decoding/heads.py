@@ -19,7 +19,7 @@ from draftsmith.drafts.medusa import HeadShape, MedusaHeads, build_heads
 from draftsmith.drafts.student import head_logits
 
 UNROLL = 3
-SHAPE = HeadShape(num_heads=4, num_blocks=1, own_heads=False)
+SHAPE = HeadShape(num_heads=4, num_blocks=2, own_heads=False)
 
 
 def fitted_head(model, texts, *, layers=(0, 1), steps=60, token_ids=None) -> EagleHead:
@@ -40,7 +40,7 @@ def fitted_head(model, texts, *, layers=(0, 1), steps=60, token_ids=None) -> Eag
     return head.requires_grad_(requires_grad=False)
 
 
-def fitted_heads(model, texts, *, shape=SHAPE, steps=60, token_ids=None) -> MedusaHeads:
+def fitted_heads(model, texts, *, shape=SHAPE, steps=120, token_ids=None) -> MedusaHeads:
     """The same for heads on the last hidden state."""
     target = copy.deepcopy(model)
     heads = build_heads(target, shape, token_ids)

@@ -172,7 +172,7 @@ def test_a_batch_that_masks_nothing_costs_nothing(target, shape, tmp_path):
     batch = dataclasses.replace(batch, mask=torch.zeros_like(batch.mask))
     loss, agreed = make_objective(target, shape=shape)(batch, signals.signal(batch), CPU)
     loss.backward()
-    assert (float(loss), float(agreed)) == (0.0, 0.0)
+    assert (loss.item(), agreed.item()) == (0.0, 0.0)
 
 
 # ----------------------------------------------------------------------------------------- training
@@ -190,25 +190,27 @@ def test_all_that_is_trained_gets_a_gradient_and_nothing_else(target):
 
 
 def test_eight_sequences_are_learned_by_heart(target, tmp_path):
-    objective = make_objective(target, shape=HeadShape(3, 2, own_heads=True))
+    target.lm_head.weight.data *= 3  # sharper laws, so that untrained heads are often wrong
+    objective = make_objective(target, shape=HeadShape(3, 2, own_heads=False))
     _, outcome = train(
         target,
         tmp_path,
         objective=objective,
         sequences=some_sequences(8),
-        steps=400,
+        steps=200,
         batch_size=8,
-        log_steps=400,
         learning_rate=1e-2,
     )
+    assert outcome.history[0]["alpha"] < 0.6
     assert outcome.history[-1]["alpha"] > 0.9
 
 
 def test_a_cached_signal_trains_as_an_online_one(target, tmp_path):
     sequences = some_sequences()
     cached = CachedSignals(tmp_path / "signals", target, sequences, max_gb=1.0)
-    _, first = train(target, tmp_path / "a", signals=cached)
-    _, second = train(target, tmp_path / "b")
+    whole = {"batch_size": len(sequences)}
+    _, first = train(target, tmp_path / "a", signals=cached, **whole)
+    _, second = train(target, tmp_path / "b", **whole)
     losses = [[entry["loss"] for entry in outcome.history] for outcome in (first, second)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     assert losses[0][-1] < losses[0][0]
@@ -220,7 +222,7 @@ def test_a_bfloat16_target_trains_in_either_precision(shape, mixed_precision, tm
     target = make_target("llama", dtype=torch.bfloat16)
     objective = make_objective(target, shape=shape)
     heads, outcome = train(
-        target, tmp_path, objective=objective, steps=12, mixed_precision=mixed_precision
+        target, tmp_path, objective=objective, batch_size=6, mixed_precision=mixed_precision
     )
     assert outcome.history[-1]["loss"] < outcome.history[0]["loss"]
     assert {p.dtype for p in heads.parameters() if p.requires_grad} == {torch.float32}

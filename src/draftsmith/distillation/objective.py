@@ -133,7 +133,7 @@ class _ChunkedSums(torch.autograd.Function):
             with torch.autocast(hidden.device.type, enabled=False):
                 gradient[place], *rest = torch.autograd.grad(part_loss, (part, *trained))
             for total, change in zip(by_trained, rest, strict=True):
-                total += change
+                total.add_(change)
             loss += part_loss.detach()
             agreed += part_agreed
         ctx.save_for_backward(gradient, *by_trained)

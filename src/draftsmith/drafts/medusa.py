@@ -53,7 +53,7 @@ class MedusaHeads(PreTrainedModel):
     """The heads.
 
     Args:
-        config: The target's, without layers.
+        config: The target's, cut to a layer: heads have none, but a configuration wants one.
         shape: What heads are there.
         embedding: The target's; no head reads it.
         lm_head: The target's output rows, trimmed or not.
@@ -95,7 +95,8 @@ class MedusaHeads(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """The target's embedding."""
-        return self.embedding
+        embedding: nn.Module = self.embedding
+        return embedding
 
     def get_output_embeddings(self) -> nn.Module:
         """The target's output rows."""
@@ -182,8 +183,9 @@ def build_heads(target: PreTrainedModel, shape: HeadShape, token_ids: Tensor | N
         shape: What heads are there.
         token_ids: int64 `[entries]`, the draft's vocabulary; None keeps all output rows.
     """
-    config = student_config(target.config.get_text_config(), [])
-    return empty_heads(config, target, token_ids, shape)
+    config = target.config.get_text_config()
+    last = int(config.num_hidden_layers) - 1
+    return empty_heads(student_config(config, [last]), target, token_ids, shape)
 
 
 def empty_heads(

@@ -61,7 +61,7 @@ class PairStore:
         """Connect, and make the schema of a new database."""
         self._root = root
         self._config = config
-        self._connection = connect(root)
+        self._connection = connect(root, name=config.name)
         self._client = self._connection.client
         self._catalog = Catalog(self._connection, config)
 

@@ -304,6 +304,25 @@ def test_a_version_whose_files_were_damaged_is_refused_by_name(root, register, n
     assert list((root / "models" / "champions").iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["MLmodel", "artifacts/pyfunc_model.py", "code/draftsmith/errors.py"])
+@pytest.mark.parametrize("damage", ["changed", "lost", "added"])
+def test_what_mlflow_executes_is_hashed_by_verify(root, register, name, damage):
+    store = PairStore(root, CONFIG)
+    register()
+    assert store.check_model(store.resolve("1").pair)
+    (path,) = (root / "mlartifacts").rglob(name)
+    match damage:
+        case "changed":
+            path.write_text(path.read_text() + "\n")
+        case "lost":
+            path.unlink()
+        case "added":
+            path.with_name("added.py").write_text("")
+    with pytest.raises(RegistryError, match="version 1 of demo: found MLmodel or code whose"):
+        verify(store, "1", root=root)
+    assert "MLmodel" in store.resolve("1").damage
+
+
 @pytest.mark.parametrize("damage", ["changed", "lost", "added"])
 def test_fetched_evidence_that_was_damaged_is_fetched_again(store, register, tmp_path, damage):
     register()

@@ -181,6 +181,7 @@ def test_a_pair_is_loaded_from_a_server(open_store, tmp_path, require_nothing_re
     assert answer.num_rounds
     loaded = mlflow.pyfunc.load_model(uri, model_config={"max_new_tokens": 4})
     assert loaded.predict(["hello"]) == [answer.text]
+    assert store.check_model(store.champion())
     require_nothing_recorded()
 
 

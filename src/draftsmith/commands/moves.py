@@ -125,7 +125,9 @@ def verify(
         write_json(found)
     else:
         typer.echo(
-            f"Version {found['version']}: files as registered; {found['num_identical']} of "
+            f"Version {found['version']}: files as registered"
+            + ("" if found["model_checked"] else ", MLmodel and code not known (an older version)")
+            + f"; {found['num_identical']} of "
             f"{found['num_prompts']} answers the same with and without drafts, in float32."
         )
     if not found["holds"]:

@@ -20,7 +20,7 @@ from draftsmith.errors import RegistryError
 from draftsmith.registry import mlflow_moves, mlflow_upload
 from draftsmith.registry.mlflow_catalog import CHALLENGER, CHAMPION, Catalog
 from draftsmith.registry.mlflow_connection import connect, redact, translated, unless_done
-from draftsmith.registry.mlflow_fetch import fetch_pair
+from draftsmith.registry.mlflow_fetch import check_model, fetch_pair
 from draftsmith.registry.mlflow_records import Move
 from draftsmith.registry.mlflow_target import download_model
 from draftsmith.registry.overrides import overridden_checks
@@ -30,6 +30,7 @@ from draftsmith.registry.pair import (
     EVIDENCE_TAG,
     FILES_TAG,
     METRIC_TAGS,
+    MODEL_TAG,
     RESERVED_TAGS,
     SOURCE_TAG,
     PairRecord,
@@ -217,10 +218,10 @@ class PairStore:
             SOURCE_TAG: files.target_source,
         }
         with self._connection.bound():
-            run_id, model_id = mlflow_upload.upload(self._connection, experiment_id, files)
+            run_id, model_id, saved = mlflow_upload.upload(self._connection, experiment_id, files)
             self._log_figures(run_id, tags)
             self._log_training(run_id, files.draft_dir)
-            self._create_version(run_id, model_id, all_tags)
+            self._create_version(run_id, model_id, {**all_tags, MODEL_TAG: saved})
         self._client.set_terminated(run_id, status="FINISHED")
         known = self._only_version(files.record.digest, run_id)
         assert known is not None  # it was just created
@@ -278,6 +279,14 @@ class PairStore:
             RegistryError: What arrived is not what was registered; the folder is as it was.
         """
         return fetch_pair(self._connection, pair, into)
+
+    def check_model(self, pair: RegisteredPair) -> bool:
+        """Whether what MLflow executes of a version is as registered; see `mlflow_fetch.check_model`.
+
+        Raises:
+            RegistryError: It is not.
+        """
+        return check_model(self._connection, pair)
 
     def fetch_model(self, uri: str, dst: Path) -> Path:
         """Make a registered model's files readable; see `mlflow_target.download_model`."""

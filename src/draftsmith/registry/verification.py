@@ -30,8 +30,8 @@ def verify(
         device: Where both models go, in torch's words.
 
     Returns:
-        `version`, `pair_digest`, `quarantine`, `num_prompts`, `num_identical`, `num_tokens` and
-        `holds`.
+        `version`, `pair_digest`, `quarantine`, `model_checked` (whether the digest of MLmodel and
+        code was recorded, too), `num_prompts`, `num_identical`, `num_tokens` and `holds`.
 
     Raises:
         DamagedPairError: The files differ from those that were registered.
@@ -42,6 +42,7 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="draftsmith-") as folder:
         try:
             fetched = store.fetch(found.pair, Path(folder))
+            model_checked = store.check_model(found.pair)
         except DamagedPairError as error:
             store.set_damage(found.pair.version, error.found)
             raise
@@ -59,6 +60,7 @@ def verify(
         "version": found.pair.version,
         "pair_digest": found.pair.pair_digest,
         "quarantine": found.quarantine,
+        "model_checked": model_checked,
         "num_prompts": len(_PROMPTS),
         "num_identical": identical,
         "num_tokens": sum(map(len, plain)),

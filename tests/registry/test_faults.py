@@ -304,7 +304,7 @@ def test_a_version_whose_files_were_damaged_is_refused_by_name(root, register, n
     assert list((root / "models" / "champions").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["MLmodel", "artifacts/pyfunc_model.py", "code/draftsmith/errors.py"])
+@pytest.mark.parametrize("name", ["MLmodel", "artifacts/pyfunc_model.py", "draftsmith/errors.py"])
 @pytest.mark.parametrize("damage", ["changed", "lost", "added"])
 def test_what_mlflow_executes_is_hashed_by_verify(root, register, name, damage):
     store = PairStore(root, CONFIG)

@@ -1,4 +1,4 @@
-"""How to reach MLflow: tracking URI, schema, lock, and errors without credentials. Knows no pairs."""
+"""How to reach MLflow: address, schema, lock, and errors without credentials. Knows no pairs."""
 
 from __future__ import annotations
 

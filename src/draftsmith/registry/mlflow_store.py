@@ -281,7 +281,7 @@ class PairStore:
         return fetch_pair(self._connection, pair, into)
 
     def check_model(self, pair: RegisteredPair) -> bool:
-        """Whether what MLflow executes of a version is as registered; see `mlflow_fetch.check_model`.
+        """Hash what MLflow executes of a version; see `mlflow_fetch.check_model`.
 
         Raises:
             RegistryError: It is not.

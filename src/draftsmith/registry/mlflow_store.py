@@ -284,7 +284,7 @@ class PairStore:
         """Hash what MLflow executes of a version; see `mlflow_fetch.check_model`.
 
         Raises:
-            RegistryError: It is not.
+            RegistryError: It is not what was registered.
         """
         return check_model(self._connection, pair)
 

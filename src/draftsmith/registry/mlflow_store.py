@@ -21,7 +21,7 @@ from draftsmith.registry import mlflow_moves, mlflow_upload
 from draftsmith.registry.mlflow_catalog import CHALLENGER, CHAMPION, Catalog
 from draftsmith.registry.mlflow_connection import connect, redact, translated, unless_done
 from draftsmith.registry.mlflow_fetch import check_model, fetch_pair
-from draftsmith.registry.mlflow_records import Move
+from draftsmith.registry.mlflow_records import PROMOTION, Move
 from draftsmith.registry.mlflow_target import download_model
 from draftsmith.registry.overrides import overridden_checks
 from draftsmith.registry.pair import (
@@ -110,7 +110,10 @@ class PairStore:
 
     @translated("reading the incumbents")
     def incumbents(self, target_digest: str) -> list[RegisteredPair]:
-        """Promoted pairs of other targets, last champion first; no quarantined or damaged one."""
+        """Promoted pairs of other targets, the last promoted first, as far as they are usable.
+
+        A rollback does not change their order: it must not give drafts another start.
+        """
         usable = {
             item.pair.version: item.pair
             for item in self._catalog.versions()
@@ -118,8 +121,9 @@ class PairStore:
             and item.quarantine is None
             and item.damage is None
         }
-        moved = dict.fromkeys(move.version for move in reversed(self._catalog.moves()))
-        return [usable[version] for version in moved if version in usable]
+        moves = reversed(self._catalog.moves())
+        promoted = dict.fromkeys(move.version for move in moves if move.kind == PROMOTION)
+        return [usable[version] for version in promoted if version in usable]
 
     @translated("reading the history of the champion")
     def history(self) -> list[Move]:

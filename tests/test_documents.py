@@ -82,10 +82,20 @@ def test_every_command_that_the_readme_shows_exists():
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0, command
 
 
+def _anchors(document: Path) -> set[str]:
+    """What GitHub makes of the headings."""
+    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_between_documents_lead_somewhere(document: Path):
-    for link in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
-        assert (document.parent / link).exists(), link
+    for link in re.findall(r"\]\(([^):]+)\)", document.read_text(encoding="utf-8")):
+        name, _, anchor = link.partition("#")
+        target = document.parent / name if name else document
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target), link
 
 
 @pytest.mark.parametrize(("exit_code", "is_mailed"), [(0, False), (2, False), (3, True)])

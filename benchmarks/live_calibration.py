@@ -188,14 +188,15 @@ def simulate(report: dict[str, Any], parts: Sequence[str], *, until: float) -> N
     """Add streams to the report, to the case that has fewest first, till the clock says `until`."""
     cases = [(report.setdefault(part, {}), name, part) for part in parts for name in PARTS[part]]
     for held, name, _ in cases:
-        held.setdefault(name, {"alarms": [], "last_verdicts": {}})
+        held.setdefault(name, {"num_streams": 0, "alarms": [], "last_verdicts": {}})
     while time.monotonic() < until:
-        held, name, part = min(cases, key=lambda case: len(case[0][case[1]]["alarms"]))
+        held, name, part = min(cases, key=lambda case: case[0][case[1]]["num_streams"])
         found = held[name]
-        if len(found["alarms"]) >= NUM_STREAMS:
+        if found["num_streams"] >= NUM_STREAMS:
             return
-        alarm, last = PARTS[part][name](len(found["alarms"]))
-        found["alarms"].append(alarm)
+        alarm, last = PARTS[part][name](found["num_streams"])
+        found["num_streams"] += 1
+        found["alarms"] += [] if alarm is None else [alarm]
         found["last_verdicts"][last] = found["last_verdicts"].get(last, 0) + 1
         _LOG.info("part=%s case=%s alarm=%s last=%s", part, name, alarm, last)
 

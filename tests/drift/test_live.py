@@ -26,7 +26,7 @@ from draftsmith.drift.live import judge_live
 from draftsmith.drift.live_reference import registered_rates
 from draftsmith.errors import ConfigError, EvidenceError
 
-EASY, HARD = "maths", "translation"
+EASY, HARD = "maths", "summarisation"
 NUM_STREAMS = 12
 
 

@@ -30,12 +30,12 @@ def document(name="statistics.md"):
 
 
 def num_streams(part, case):
-    return len(REPORT[part][case]["alarms"])
+    return REPORT[part][case]["num_streams"]
 
 
 def within(part, case, span):
     alarms = REPORT[part][case]["alarms"]
-    return f"{sum(a is not None and a <= span for a in alarms) / len(alarms):.2f}"
+    return f"{sum(alarm <= span for alarm in alarms) / num_streams(part, case):.2f}"
 
 
 def ended(part, case, verdict):

@@ -50,9 +50,7 @@ def test_a_reused_draft_has_to_match_a_champion_of_the_same_target(
     champion = make_recorded(0.6, seed=3, version="3", draft="d3", pair="p3", target="t2")
     records = {"incumbent": incumbent, "history": ("1", "2", "3")}
     for known in (reused, None):  # version 2 as it was registered, or a new reuse of the draft
-        report = report_of(
-            reused.record, config, "t2", champion=champion, known=known, **records
-        )
+        report = report_of(reused.record, config, "t2", champion=champion, known=known, **records)
         assert report["reference"] == {"kind": "champion", "pair_digest": "p3", "version": "3"}
         assert report["verdict"] == "drifted"
     # Had it passed and been promoted, the verdict would rest on the same comparison.

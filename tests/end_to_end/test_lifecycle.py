@@ -216,8 +216,9 @@ def test_another_chat_template_is_another_target_and_the_verdict_says_what_chang
     assert all(now[name] != ids for name, ids in asked.items())
     incumbent = warm.report("reports/incumbent.json")
     assert incumbent["changed"] == ["chat_template"]
-    assert "What changed in the target: chat template; its weights are the same." in (
-        incumbent["reasons"]
+    assert (
+        "What changed in the target: chat template; its weights are the same."
+        in (incumbent["reasons"])
     )
     assert incumbent["verdict"] in ("matched", "drifted")  # other prompts, other answers
 

@@ -169,7 +169,7 @@ def test_mlflow_loads_the_pair_by_itself(root, store, pair, monkeypatch):
     expected = load_pair("models:/demo@champion", root=root).generate(CHAT, max_new_tokens=8).text
     assert loaded.predict(["hello"]) == [expected]
     assert loaded.predict([CHAT, [*CHAT, *CHAT]])[0] == expected
-    assert store.check_model(pair.pair)  # Python compiled it where it lies
+    assert store.check_model(pair.pair)  # where it loaded, it left files of its own
 
 
 def test_mlflow_takes_the_target_from_elsewhere_but_no_other_target(root, pair, monkeypatch):

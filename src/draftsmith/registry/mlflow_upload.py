@@ -47,6 +47,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _REQUIREMENTS = ("mlflow", "torch", "transformers", "tokenizers", "safetensors", "filelock")
 # A prompt may be a text or a chat, so the type hint of `predict` says no more than that.
 _EXPECTED_WARNING = "Any type hint is inferred as AnyType"
+_LEFT = {"__pycache__", "registered_model_meta"}
 _LOG = logging.getLogger(__name__)
 _SIGNATURE = ModelSignature(
     inputs=Schema([ColSpec(AnyType())]),  # a text or a chat a prompt
@@ -81,20 +82,18 @@ def evidence_digest(evidence: Mapping[str, Path]) -> str:
 
 
 def model_digest(folder: Path) -> str:
-    """Digest of what MLflow executes of a saved model; Python compiles it where it lies."""
+    """Digest of what MLflow executes of a saved model, but for what it leaves where it loads it."""
     named = {path.relative_to(folder): path for path in sorted(folder.rglob("*"))}
     return digest_json(
         {
             name.as_posix(): digest_file(path)
             for name, path in named.items()
-            if path.is_file() and name.parts[0] != ARTIFACTS and "__pycache__" not in name.parts
+            if path.is_file() and name.parts[0] != ARTIFACTS and not _LEFT.intersection(name.parts)
         }
     )
 
 
-def upload(
-    connection: Connection, experiment_id: str, files: PairFiles
-) -> tuple[str, str, str]:
+def upload(connection: Connection, experiment_id: str, files: PairFiles) -> tuple[str, str, str]:
     """Upload everything that a version needs.
 
     Returns:

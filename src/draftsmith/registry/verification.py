@@ -9,6 +9,7 @@ from typing import Any
 from draftsmith.errors import DamagedPairError
 from draftsmith.registry.loading import load_directory
 from draftsmith.registry.mlflow_store import PairStore
+from draftsmith.registry.pair import RegisteredPair
 
 _PROMPTS = ("Why is the sky blue?", "Name three rivers.", "Write two lines about rain.")
 _NUM_TOKENS = 20
@@ -40,13 +41,7 @@ def verify(
     """
     found = store.resolve(reference)
     with tempfile.TemporaryDirectory(prefix="draftsmith-") as folder:
-        try:
-            fetched = store.fetch(found.pair, Path(folder))
-            model_checked = store.check_model(found.pair)
-        except DamagedPairError as error:
-            store.set_damage(found.pair.version, error.found)
-            raise
-        store.set_damage(found.pair.version, None)
+        fetched, model_checked = _hashed(store, found.pair, Path(folder))
         pair = load_directory(fetched, root=root, target=target, device=device, dtype="float32")
         plain, speculative = (
             [
@@ -66,3 +61,14 @@ def verify(
         "num_tokens": sum(map(len, plain)),
         "holds": identical == len(_PROMPTS),
     }
+
+
+def _hashed(store: PairStore, pair: RegisteredPair, folder: Path) -> tuple[Path, bool]:
+    """The files of a pair, and whether MLmodel and code could be checked; damage is marked."""
+    try:
+        found = store.fetch(pair, folder), store.check_model(pair)
+    except DamagedPairError as error:
+        store.set_damage(pair.version, error.found)
+        raise
+    store.set_damage(pair.version, None)
+    return found

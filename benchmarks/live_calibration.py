@@ -1,62 +1,69 @@
 """How often the live verdict errs at its default settings, asked for again and again as cron does.
 
-`python -m benchmarks.live_calibration [quiet] [drops] [shifts] [metrics]` simulates these parts, or
-all, and writes them into docs/measurements/live-calibration.json; docs/statistics.md has the
-figures. One process of about an hour.
+`python -m benchmarks.live_calibration [--minutes N] [quiet] [drops] [shifts] [counters] [gauges]`
+adds simulated streams to docs/measurements/live-calibration.json, one of every case in turn, until
+each has a hundred or the time is over; docs/statistics.md has the figures. All of it takes hours.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import logging
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchmarks.live_service import (
     DIGEST,
     MARGIN,
     MEASURED,
+    RATES,
     evaluation_record,
     monitor_config,
     stream,
 )
 from draftsmith import provenance
 from draftsmith.artifacts import read_json, write_json
+from draftsmith.drift import live_strata
 from draftsmith.drift.counters import DRAFT_TOKENS, FIRST_ACCEPTED, ROUNDS, Engine
+from draftsmith.drift.detectors import Signal
 from draftsmith.drift.exposition import Snapshot
 from draftsmith.drift.live import judge_live
 from draftsmith.drift.live_reference import Registered, registered_rates
 from draftsmith.drift.prometheus import judge_metrics
 from draftsmith.drift.telemetry import ServedRequest
 
+SCHEMA = 3
 OUTPUT = MEASURED.parent / "live-calibration.json"
 CONFIG = monitor_config()
-DECAY = "draft decay"
+DECAY, HARMLESS = "draft decay", ("not enough requests", "ok")
+NUM_STREAMS = 100
 # Prompts of each of six domains that the reference was decoded on; 11 is the default.
 PER_DOMAIN = (11, 30)
 LOOK = 40  # requests between two looks
-LOOKS_A_DAY = 48
-# Name, requests between looks, looks, streams.
-QUIET = (
-    ("a look every 40 requests", LOOK, 7 * LOOKS_A_DAY, 100),
-    ("a look every 400 requests", 400, LOOKS_A_DAY, 100),
-)
+WEEK = 7 * 48  # looks, one every half hour
+BEFORE, AFTER = 1000, 1600  # requests before a drop and after it
 DROPS = (0.04, 0.05, 0.06, 0.08, 0.1)
-BEFORE = 1000
-AFTER = (200, 400, 800, 1600)
-NUM_STREAMS = 60
-EASY, HARD = "maths", "translation"
 MIDDLE = 500
+EASY, HARD = (pick(RATES, key=lambda d: statistics.fmean(RATES[d])) for pick in (max, min))
+COUNTED = (40, 400, 4000)  # requests in a window of counters
+COUNTED_DROPS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
+NUM_SCRAPES = 20  # of a gauge
 
 _LOG = logging.getLogger(__name__)
 Rates = Mapping[str, Registered]
+# How many requests had come at the first look that said decay, and what the last look said.
+Outcome = tuple[int | None, str]
+Cases = dict[str, Callable[[int], Outcome]]
 
 
-def rates_of(seed: int, per_domain: int) -> Rates:
+def rates_of(seed: int, per_domain: int = PER_DOMAIN[0]) -> Rates:
     """What was registered: each stream has a reference of its own, with its own error."""
     return registered_rates(evaluation_record(10_000 + seed, per_domain=per_domain))
 
@@ -64,141 +71,154 @@ def rates_of(seed: int, per_domain: int) -> Rates:
 def looks(
     requests: Sequence[ServedRequest], rates: Rates, every: int, *, start: int = 0
 ) -> Iterator[tuple[int, str]]:
-    """How many requests there were at each look from `start` on, and the verdict on all of them."""
+    """How many requests came after `start` at each look since, and the verdict on all of them."""
     for end in range(start + every, len(requests) + 1, every):
-        report = judge_live(requests[:end], rates, pair_digest=DIGEST, config=CONFIG, margin=MARGIN)
-        yield end, report["verdict"]
+        yield end - start, _verdict(requests[:end], rates)
 
 
-def first_alarm(requests: Sequence[ServedRequest], rates: Rates, every: int) -> int | None:
-    """How many requests had come at the first look that said decay; None if none did."""
-    found = (end for end, verdict in looks(requests, rates, every) if verdict == DECAY)
-    return next(found, None)
+def _verdict(requests: Sequence[ServedRequest], rates: Rates) -> str:
+    """As `judge_live` says it, but sooner: the detectors take long and can only acquit."""
+    judge = partial(judge_live, pair_digest=DIGEST, config=CONFIG, margin=MARGIN)
+    with mock.patch.object(live_strata, "signal_of_drop", return_value=Signal(0, 0)):
+        accused = judge(requests, rates)["verdict"]
+    return accused if accused in HARMLESS else judge(requests, rates)["verdict"]
 
 
-def shares_within(alarms: Sequence[int | None], spans: Sequence[int]) -> dict[str, float]:
-    """Share of the streams whose alarm came within each number of requests."""
-    return {
-        str(span): sum(a is not None and a <= span for a in alarms) / len(alarms) for span in spans
-    }
+def windows_of_counters(
+    requests: Sequence[ServedRequest], rates: Rates, size: int
+) -> Iterator[tuple[int, str]]:
+    """The verdict on every window of `size` requests, between two scrapes of vLLM's counters."""
+    before = dict.fromkeys((ROUNDS, DRAFT_TOKENS, FIRST_ACCEPTED), 0.0)
+    for end in range(size, len(requests) + 1, size):
+        window = requests[end - size : end]
+        counts = (
+            sum(request.rounds for request in window),
+            sum(sum(request.drafted) for request in window),
+            sum(request.accepted[0] for request in window),
+        )
+        now = {key: before[key] + count for key, count in zip(before, counts, strict=True)}
+        scrapes = [Snapshot({"": Engine(side, {})}, None) for side in (before, now)]
+        yield end, judge_metrics(scrapes, rates, config=CONFIG, margin=MARGIN)["verdict"]
+        before = now
 
 
-def quiet() -> list[dict[str, Any]]:
-    """A draft that stays as it was: every alarm is false."""
-    rows = []
-    for (name, every, num_looks, num_streams), per_domain in itertools.product(QUIET, PER_DOMAIN):
-        alarms = [
-            first_alarm(stream(every * num_looks, seed), rates_of(seed, per_domain), every)
-            for seed in range(num_streams)
-        ]
-        spans = [every * LOOKS_A_DAY * day for day in (1, 7) if day * LOOKS_A_DAY <= num_looks]
-        row = {"looks": name, "decoded_prompts": 6 * per_domain, "num_streams": num_streams}
-        rows.append(row | {"alarms_within": shares_within(alarms, spans)})
-        _LOG.info("%s", rows[-1])
-    return rows
+def scrapes_of_gauge(requests: Sequence[ServedRequest], rates: Rates) -> str:
+    """The verdict on SGLang's accept length, set anew between scrapes `LOOK` requests apart."""
+    windows = [requests[start : start + LOOK] for start in range(0, len(requests), LOOK)]
+    scrapes = [
+        Snapshot({}, 1 + sum(sum(r.accepted) for r in window) / sum(r.rounds for r in window))
+        for window in windows
+    ]
+    return str(judge_metrics(scrapes, rates, config=CONFIG, margin=MARGIN)["verdict"])
 
 
-def drops() -> list[dict[str, Any]]:
-    """A draft that accepts less from request `BEFORE` on: how soon is the alarm?"""
-    rows = []
-    for drop, per_domain in itertools.product(DROPS, PER_DOMAIN):
-        alarms = []
-        for seed in range(NUM_STREAMS):
-            length = BEFORE + AFTER[-1]
-            requests = stream(length, seed, lost=lambda i, d=drop: d * (i >= BEFORE))
-            found = looks(requests, rates_of(seed, per_domain), LOOK, start=BEFORE)
-            alarms.append(next((end - BEFORE for end, verdict in found if verdict == DECAY), None))
-        row = {"drop": drop, "decoded_prompts": 6 * per_domain, "num_streams": NUM_STREAMS}
-        rows.append(row | {"alarms_within": shares_within(alarms, AFTER)})
-        _LOG.info("%s", rows[-1])
-    return rows
+def outcome(verdicts: Iterable[tuple[int, str]]) -> Outcome:
+    """Nobody looks on after an alarm."""
+    last = ""
+    for end, last in verdicts:
+        if last == DECAY:
+            return end, last
+    return None, last
 
 
-def shifts() -> list[dict[str, Any]]:
-    """Traffic or engine that changes in the middle; the draft does not."""
-    cases: dict[str, dict[str, Any]] = {
-        "domain mix, labelled": {
-            "domain": lambda i: [EASY] * 3 + [HARD] if i < MIDDLE else [EASY] + [HARD] * 3
-        },
-        "domain mix, unlabelled": {
-            "domain": lambda i: EASY if i < MIDDLE else HARD,
-            "labelled": False,
-        },
-        "prompts that are longer and harder": {
-            "prompt_tokens": lambda i: 50 + i % 90 if i < MIDDLE else 400 + i % 200,
-            "lost": lambda i: 0.12 * (i >= MIDDLE),
-        },
-        "draft length 1 to 4": {"draft_length": lambda i: 1 if i < MIDDLE else 4},
-    }
-    rows = []
-    for name, given in cases.items():
-        last: Counter[str] = Counter()
-        num_alarms = 0
-        for seed in range(NUM_STREAMS):
-            requests = stream(2 * MIDDLE, seed, **given)
-            found = [verdict for _, verdict in looks(requests, rates_of(seed, 11), LOOK)]
-            num_alarms += DECAY in found
-            last[found[-1]] += 1
-        row = {"shift": name, "num_streams": NUM_STREAMS, "alarms": num_alarms / NUM_STREAMS}
-        shares = {verdict: count / NUM_STREAMS for verdict, count in sorted(last.items())}
-        rows.append(row | {"last_verdicts": shares})
-        _LOG.info("%s", rows[-1])
-    return rows
+def _quiet(every: int, num_looks: int, seed: int) -> Outcome:
+    return outcome(looks(stream(every * num_looks, seed), rates_of(seed), every))
 
 
-def metrics() -> list[dict[str, Any]]:
-    """Counters of an unchanged draft, the window between two scrapes judged at each look."""
-    rows = []
-    for name, given in (("all domains", {}), ("the hardest domain alone", {"domain": HARD})):
-        alarms = []
-        for seed in range(NUM_STREAMS):
-            requests = stream(7 * LOOKS_A_DAY * LOOK, seed, **given)
-            rates, before = rates_of(seed, PER_DOMAIN[0]), _counters([])
-            alarm = None
-            for end in range(LOOK, len(requests) + 1, LOOK):
-                now = _counters(requests[:end])
-                report = judge_metrics([before, now], rates, config=CONFIG, margin=MARGIN)
-                before = now
-                if report["verdict"] == DECAY:
-                    alarm = end
-                    break
-            alarms.append(alarm)
-        spans = [LOOK * LOOKS_A_DAY * day for day in (1, 7)]
-        row = {"traffic": name, "num_streams": NUM_STREAMS}
-        rows.append(row | {"alarms_within": shares_within(alarms, spans)})
-        _LOG.info("%s", rows[-1])
-    return rows
+def _drop(drop: float, per_domain: int, seed: int) -> Outcome:
+    requests = stream(BEFORE + AFTER, seed, lost=lambda i: drop * (i >= BEFORE))
+    return outcome(looks(requests, rates_of(seed, per_domain), LOOK, start=BEFORE))
 
 
-def _counters(requests: Sequence[ServedRequest]) -> Snapshot:
-    counts = {
-        ROUNDS: float(sum(request.rounds for request in requests)),
-        DRAFT_TOKENS: float(sum(sum(request.drafted) for request in requests)),
-        FIRST_ACCEPTED: float(sum(request.accepted[0] for request in requests)),
-    }
-    return Snapshot(engines={"": Engine(counts, {})}, accept_length=None)
+def _shift(given: Mapping[str, Any], seed: int) -> Outcome:
+    return outcome(looks(stream(2 * MIDDLE, seed, **given), rates_of(seed), LOOK))
 
 
-PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
-    "quiet": quiet,
-    "drops": drops,
-    "shifts": shifts,
-    "metrics": metrics,
+def _counters(num_requests: int, size: int, given: Mapping[str, Any], seed: int) -> Outcome:
+    requests = stream(num_requests, seed, **given)
+    return outcome(windows_of_counters(requests, rates_of(seed), size))
+
+
+def _gauge(given: Mapping[str, Any], seed: int) -> Outcome:
+    requests = stream(NUM_SCRAPES * LOOK, seed, **given)
+    return outcome([(len(requests), scrapes_of_gauge(requests, rates_of(seed)))])
+
+
+_SHIFTS: dict[str, dict[str, Any]] = {
+    "domain mix, labelled": {
+        "domain": lambda i: [EASY] * 3 + [HARD] if i < MIDDLE else [EASY] + [HARD] * 3
+    },
+    "domain mix, unlabelled": {
+        "domain": lambda i: EASY if i < MIDDLE else HARD,
+        "labelled": False,
+    },
+    "prompts that are longer and harder": {
+        "prompt_tokens": lambda i: 50 + i % 90 if i < MIDDLE else 400 + i % 200,
+        "lost": lambda i: 0.12 * (i >= MIDDLE),
+    },
+    "draft length 1 to 4": {"draft_length": lambda i: 1 if i < MIDDLE else 4},
 }
+# Part -> case -> how its stream of a seed ends.
+PARTS: dict[str, Cases] = {
+    "quiet": {
+        f"a look every {every} requests": partial(_quiet, every, num_looks)
+        for every, num_looks in ((LOOK, WEEK), (10 * LOOK, WEEK // 7))
+    },
+    "drops": {
+        f"{drop}, {6 * per_domain} prompts": partial(_drop, drop, per_domain)
+        for drop, per_domain in itertools.product(DROPS, PER_DOMAIN)
+    },
+    "shifts": {name: partial(_shift, given) for name, given in _SHIFTS.items()},
+    "counters": {
+        "unchanged, all domains": partial(_counters, LOOK * WEEK, LOOK, {}),
+        "unchanged, the hardest domain": partial(_counters, LOOK * WEEK, LOOK, {"domain": HARD}),
+        **{
+            f"{drop}, {size} requests": partial(_counters, size, size, {"lost": drop})
+            for size, drop in itertools.product(COUNTED, COUNTED_DROPS)
+        },
+    },
+    "gauges": {
+        f"{drop}, draft length {length}": partial(_gauge, {"lost": drop, "draft_length": length})
+        for length, drop in itertools.product((1, 4), (0.0, *COUNTED_DROPS))
+    },
+}
+
+
+def simulate(report: dict[str, Any], parts: Sequence[str], *, until: float) -> None:
+    """Add streams to the report, to the case that has fewest first, till the clock says `until`."""
+    cases = [(report.setdefault(part, {}), name, part) for part in parts for name in PARTS[part]]
+    for held, name, _ in cases:
+        held.setdefault(name, {"num_streams": 0, "alarms": [], "last_verdicts": {}})
+    while time.monotonic() < until:
+        held, name, part = min(cases, key=lambda case: case[0][case[1]]["num_streams"])
+        found = held[name]
+        if found["num_streams"] >= NUM_STREAMS:
+            return
+        alarm, last = PARTS[part][name](found["num_streams"])
+        found["num_streams"] += 1
+        found["alarms"] += [] if alarm is None else [alarm]
+        found["last_verdicts"][last] = found["last_verdicts"].get(last, 0) + 1
+        _LOG.info("part=%s case=%s alarm=%s last=%s", part, name, alarm, last)
 
 
 def main() -> None:
     """Simulate the parts that are named and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", help=", ".join(PARTS))
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    report = {
-        **(read_json(OUTPUT) if OUTPUT.exists() else {}),
-        "schema": 2,
+    made_of = {
+        "schema": SCHEMA,
         "measured": Path(MEASURED).name,
         "settings": asdict(CONFIG) | {"margin": MARGIN},
-        "provenance": provenance.collect(0),
     }
-    for name in sys.argv[1:] or PARTS:
-        write_json(OUTPUT, report := {**report, name: PARTS[name]()})
+    held = read_json(OUTPUT) if OUTPUT.exists() else {}
+    is_same = all(held.get(key) == value for key, value in made_of.items())
+    report = (held if is_same else made_of) | {"provenance": provenance.collect(0)}
+    until = time.monotonic() + 60 * given.minutes
+    simulate(report, given.parts or list(PARTS), until=until)
+    write_json(OUTPUT, report)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from draftsmith.drift.telemetry import ServedRequest
 from draftsmith.evaluation.intervals import bootstrap_ratio_of_sums
 
 ROOT = Path(__file__).resolve().parents[1]
-MEASURED = ROOT / "docs/measurements/alpha-by-prompt-light-fine-tune.json"
+MEASURED = ROOT / "docs/measurements/alpha-by-prompt-default-pair.json"
 TEMPERATURE = "0.0"
 MARGIN = 0.02
 DIGEST = "pair-1"
@@ -34,7 +34,7 @@ _EVALUATION = {"num_tokens": 48, "draft_length": 4}
 def _measured_rates() -> dict[str, list[float]]:
     rates: dict[str, list[float]] = defaultdict(list)
     for entry in read_json(MEASURED)["by_prompt"]:
-        rates[entry["domain"]].append(entry[TEMPERATURE][0])
+        rates[entry["domain"]].append(entry[TEMPERATURE])
     return dict(rates)
 
 

@@ -15,6 +15,7 @@ def main() -> None:
     evaluation, held = read_json(REPORTS / "evaluation.json"), read_json(CHAMPION)
     start, evaluated = read_json(START)["recipes"][name], evaluation["recipes"][name]
     records = Records(
+        target_digest=evaluation["target_digest"],
         champion=recorded(held["champion"]),
         predecessor=recorded(held["predecessor"]),
         incumbent=recorded(read_json(INCUMBENT)["incumbent"]),

@@ -1,4 +1,8 @@
-"""Stage promote: attach the decision to the version, then move @champion, or exit 3 and say why."""
+"""Stage promote: attach the decision to the version, then move @champion, or exit 3 and say why.
+
+An experiment does neither: its gate may be one under trial, and `draftsmith promote` goes by the
+attached decision.
+"""
 
 import os
 from datetime import UTC, datetime
@@ -18,8 +22,11 @@ EXIT_BLOCKED = 3
 def main() -> int:
     store = PairStore(ROOT, load_section(CONFIG, "registry", RegistryConfig))
     decision = as_of(read_json(REPORTS / "decision.json"), datetime.now(UTC).date())
-    store.attach_decision(decision["version"], REPORTS / "decision.json", REPORTS / "report.html")
     is_experiment = "DVC_EXP_NAME" in os.environ
+    if not is_experiment:
+        store.attach_decision(
+            decision["version"], REPORTS / "decision.json", REPORTS / "report.html"
+        )
     report = carry_out(store, decision, is_experiment=is_experiment)
     write_json(REPORTS / "promotion.json", report)
     is_held_back = is_experiment and decision["verdict"] == "promote"

@@ -41,10 +41,8 @@ def decide(folder, decision):
     [
         (PROMOTE, "0", 0),
         (PROMOTE, "255", 1),
-        (PROMOTE, "", 1),
         (BLOCK, "255", 3),
         (None, "255", 1),
-        (None, "", 1),
         ({"reasons": []}, "0", 1),
         ("{", "0", 1),
     ],
@@ -58,6 +56,20 @@ def test_the_exit_code_is_that_of_the_decision(tmp_path, decision, status, expec
         assert done.stdout.splitlines() == [decision["verdict"], *decision["reasons"]]
     else:
         assert done.stderr
+
+
+@pytest.mark.parametrize("committed", [PROMOTE, BLOCK, None])
+def test_a_run_that_failed_in_its_set_up_is_not_told_by_the_committed_reports(tmp_path, committed):
+    if committed is not None:
+        decide(tmp_path, committed)
+    done = run_step("decision", tmp_path, REPRO_STATUS="")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "not run to its end" in done.stderr
+    after = STEPS[[step.get("id") for step in STEPS].index("repro") + 1 :]
+    reporting = [step for step in after if step.get("id") != "decision"]
+    assert reporting
+    for step in reporting:  # the runner skips them: the step `repro` has told no status
+        assert "steps.repro.outputs.status != ''" in step["if"].split(" && ")
 
 
 @pytest.mark.parametrize("status", [0, 255])
@@ -176,6 +188,11 @@ def test_the_steps_that_report_run_after_a_failure_too():
     after = STEPS[[step.get("id") for step in STEPS].index("repro") + 1 :]
     assert after
     assert all(step["if"].startswith("always()") for step in after)
+
+
+def test_a_pull_request_of_a_fork_is_not_run():
+    guard = WORKFLOW["jobs"]["pair"]["if"]
+    assert "github.event.pull_request.head.repo.full_name == github.repository" in guard
 
 
 def test_a_pull_request_is_an_experiment_which_never_promotes():

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from draftsmith.artifacts import write_json, write_text
 from draftsmith.cli import app
 from draftsmith.registry.mlflow_store import PairStore
+from draftsmith.registry.pair import MODEL_TAG
 from tests.registry.small_pairs import CONFIG, SOURCE, TAGS, make_files, make_record
 from tests.registry.tiny_models import save_draft_for, save_target
 
@@ -148,9 +149,20 @@ def test_diff_shows_what_differs_and_nothing_else(project):
 def test_verify_hashes_loads_and_decodes_a_version(project):
     data = run_json("verify", "1", root=project)
     assert data["holds"]
+    assert data["model_checked"]
     assert data["num_identical"] == data["num_prompts"] == 3
     assert data["num_tokens"] > 3
     assert "3 of 3" in run("verify", "1", root=project).stdout
+
+
+def test_verify_says_so_where_no_digest_of_the_code_was_recorded(project):
+    client = PairStore(project, CONFIG).catalog.client
+    recorded = client.get_model_version("demo", "1").tags[MODEL_TAG]
+    client.delete_model_version_tag("demo", "1", MODEL_TAG)
+    data, text = run_json("verify", "1", root=project), run("verify", "1", root=project).stdout
+    client.set_model_version_tag("demo", "1", MODEL_TAG, recorded)
+    assert (data["holds"], data["model_checked"]) == (True, False)
+    assert "MLmodel and code not known" in text
 
 
 def test_verify_notices_an_artifact_that_was_changed(project):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -80,7 +82,37 @@ def test_every_command_that_the_readme_shows_exists():
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0, command
 
 
+def _anchors(document: Path) -> set[str]:
+    """What GitHub makes of the headings."""
+    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_between_documents_lead_somewhere(document: Path):
-    for link in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
-        assert (document.parent / link).exists(), link
+    for link in re.findall(r"\]\(([^):]+)\)", document.read_text(encoding="utf-8")):
+        name, _, anchor = link.partition("#")
+        target = document.parent / name if name else document
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target), link
+
+
+@pytest.mark.parametrize(("exit_code", "is_mailed"), [(0, False), (2, False), (3, True)])
+def test_the_line_for_cron_mails_a_decay_and_nothing_else(
+    tmp_path: Path, exit_code: int, is_mailed: bool
+):
+    text = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^\*/30 \* \* \* \*\s+(.*)$", text, flags=re.MULTILINE)
+    for name, script in {
+        ".venv/bin/draftsmith": f"echo report; exit {exit_code}",
+        "mail": "cat > mailed",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "reports").mkdir()
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    command = line.replace("/srv/draftsmith", str(tmp_path))
+    subprocess.run(["sh", "-c", command], env={"PATH": path}, check=True)
+    assert (tmp_path / "mailed").exists() == is_mailed

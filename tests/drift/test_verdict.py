@@ -9,8 +9,9 @@ from draftsmith.drift.verdict import Records, drift_report
 from draftsmith.errors import ConfigError
 
 
-def report_of(proposed, config, **records):
-    return drift_report(proposed, Records(**records), config=config, seed=0)
+def report_of(proposed, config, target_digest="t1", **records):
+    records = Records(target_digest, **records)
+    return drift_report(proposed, records, config=config, seed=0)
 
 
 def test_a_first_pair_has_no_reference(config, make_record):
@@ -29,21 +30,41 @@ def test_a_new_draft_is_held_against_the_champion(config, make_record, make_reco
     json.dumps(blocked, allow_nan=False)
 
 
-def test_a_reused_draft_is_held_against_its_own_record_even_with_a_champion(
+def test_a_reused_draft_is_held_against_its_own_record_not_a_champion_of_another_target(
     config, make_record, make_recorded
 ):
     incumbent = make_recorded(0.5, seed=1, version="2", draft="d1", pair="p0")
     champion = make_recorded(0.2, seed=3, version="3", draft="d9", pair="p9")
     proposed = make_record(0.4, seed=2, draft="d1", pair="p1")
-    report = report_of(proposed, config, champion=champion, incumbent=incumbent)
+    report = report_of(proposed, config, "t2", champion=champion, incumbent=incumbent)
     assert report["reference"]["kind"] == "own_record"
     assert report["verdict"] == "drifted"
+
+
+def test_a_reused_draft_has_to_match_a_champion_of_the_same_target(
+    config, make_record, make_recorded
+):
+    """Version 2 took version 1's draft over; version 3 replaced it, and the recipe goes back."""
+    incumbent = make_recorded(0.5, seed=1, version="1", draft="d1", pair="p1", target="t1")
+    reused = make_recorded(0.5, seed=2, version="2", draft="d1", pair="p2", target="t2")
+    champion = make_recorded(0.6, seed=3, version="3", draft="d3", pair="p3", target="t2")
+    records = {"incumbent": incumbent, "history": ("1", "2", "3")}
+    for known in (reused, None):  # version 2 as it was registered, or a new reuse of the draft
+        report = report_of(reused.record, config, "t2", champion=champion, known=known, **records)
+        assert report["reference"] == {"kind": "champion", "pair_digest": "p3", "version": "3"}
+        assert report["verdict"] == "drifted"
+    # Had it passed and been promoted, the verdict would rest on the same comparison.
+    after = report_of(
+        reused.record, config, "t2", champion=reused, predecessor=champion, known=reused, **records
+    )
+    assert after["reference"]["kind"] == "predecessor"
+    assert after["pooled"] == report["pooled"]
 
 
 def test_a_pair_that_returns_is_held_against_its_own_record_not_that_of_its_draft_elsewhere(
     config, make_record, make_recorded
 ):
-    elsewhere = make_recorded(0.6, seed=1, version="2", draft="d1", pair="p2")
+    elsewhere = make_recorded(0.6, seed=1, version="2", draft="d1", pair="p2", target="t2")
     known = make_recorded(0.5, seed=2, version="1", draft="d1", pair="p1")
     report = report_of(
         make_record(0.5, seed=2, draft="d1", pair="p1"),
@@ -121,6 +142,7 @@ def test_its_promotion_changes_nothing_whatever_its_number(config, make_recorded
     report = report_of(
         late.record,
         config,
+        "t3",
         champion=pairs["known"],
         known=late,
         history=("1", "2", "3", "1"),

@@ -155,10 +155,12 @@ def _no_registry(uri: str, folder: Path) -> tuple[str, Path]:
 
 
 def with_other_template(checkpoint: Path, folder: Path) -> None:
-    """A copy whose chat template differs and renders the same."""
+    """A copy whose chat template ends every turn with a space."""
     shutil.copytree(checkpoint, folder)
-    template = folder / "chat_template.jinja"
-    template.write_text(template.read_text(encoding="utf-8") + "{# revised #}", encoding="utf-8")
+    path = folder / "chat_template.jinja"
+    template, content = path.read_text(encoding="utf-8"), "message['content']"
+    assert template.count(content) == 1
+    path.write_text(template.replace(content, f"{content} + ' '"), encoding="utf-8")
 
 
 def with_other_tokenizer(checkpoint: Path, folder: Path) -> None:

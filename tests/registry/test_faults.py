@@ -10,8 +10,10 @@ import signal
 import pytest
 from filelock import FileLock
 from mlflow import MlflowClient
+from typer.testing import CliRunner
 
 from draftsmith.artifacts import read_json, short, write_text
+from draftsmith.cli import app
 from draftsmith.errors import ArtifactError, DraftsmithError, RegistryError
 from draftsmith.registry import mlflow_upload
 from draftsmith.registry.loading import load_pair
@@ -31,6 +33,7 @@ from tests.registry.small_pairs import (
 
 LEAST_WRITES = {"register": 12, "register_again": 6, "promote": 6, "rollback": 4}
 NUM_MOVES = {"register": 2, "register_again": 2, "promote": 3, "rollback": 3}
+SECTION = "registry:\n  name: demo\n  experiment: draftsmith\n  include_target: false\n"
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +156,33 @@ def test_a_rollback_that_died_after_its_move_is_completed_and_another_one_is_not
     require_done("rollback", store, root)
 
 
+def rolled_back(root, *arguments):
+    write_text(root / "build" / "config.yaml", SECTION)
+    command = ["rollback", "--reason", dying.REASON, *arguments, "--root", str(root)]
+    return CliRunner().invoke(app, command)
+
+
+def test_a_rollback_that_only_completes_an_older_one_does_not_pass_for_a_move(world):
+    """The same reason, or the default one, may be given days later for the present champion."""
+    root = world("cut")
+    assert dying.run(root, "rollback", 4) == -signal.SIGKILL
+    store = PairStore(root, CONFIG)
+    completed = rolled_back(root)
+    assert completed.exit_code == 3
+    assert "nothing moved" in completed.stdout
+    assert (store.champion().version, store.resolve("1").quarantine) == ("1", None)
+    further = rolled_back(root)
+    assert further.exit_code == 2
+    assert "rolling back version 1" in further.stderr
+
+
+def test_a_rerun_that_names_where_it_wanted_to_go_has_got_there(world):
+    root = world("cut")
+    assert dying.run(root, "rollback", 4) == -signal.SIGKILL
+    assert rolled_back(root, "--to", "1").exit_code == 0
+    assert PairStore(root, CONFIG).resolve("1").quarantine is None
+
+
 def test_a_kill_while_the_schema_is_made_leaves_no_half_database(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert dying.die_while_the_schema_is_made(tmp_path) == -signal.SIGKILL
@@ -272,6 +302,25 @@ def test_a_version_whose_files_were_damaged_is_refused_by_name(root, register, n
     with pytest.raises(RegistryError, match=expected):
         load_pair("models:/demo/1", root=root)
     assert list((root / "models" / "champions").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["MLmodel", "artifacts/pyfunc_model.py", "draftsmith/errors.py"])
+@pytest.mark.parametrize("damage", ["changed", "lost", "added"])
+def test_what_mlflow_executes_is_hashed_by_verify(root, register, name, damage):
+    store = PairStore(root, CONFIG)
+    register()
+    assert store.check_model(store.resolve("1").pair)
+    (path,) = (root / "mlartifacts").rglob(name)
+    match damage:
+        case "changed":
+            path.write_text(path.read_text() + "\n")
+        case "lost":
+            path.unlink()
+        case "added":
+            path.with_name("added.py").write_text("")
+    with pytest.raises(RegistryError, match="version 1 of demo: found MLmodel or code whose"):
+        verify(store, "1", root=root)
+    assert "MLmodel" in store.resolve("1").damage
 
 
 @pytest.mark.parametrize("damage", ["changed", "lost", "added"])

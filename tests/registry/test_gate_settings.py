@@ -158,11 +158,11 @@ def test_a_critical_domain_blocks_from_the_configuration_to_the_decision(
     reports = good_reports()
     gate, drift = composed(f"override: {{drift: {{critical_domains: {critical}}}}}")
     champion = Recorded(
-        {"version": "1", "pair_digest": "p0", "draft_digest": "draft of p0"},
+        {"version": "1", "pair_digest": "p0", "draft_digest": "draft of p0", "target_digest": "t1"},
         record("p0", maths=0.46),
     )
     reports["drift"] = drift_report(
-        record(PAIR, maths=0.40), Records(champion=champion), config=drift, seed=0
+        record(PAIR, maths=0.40), Records("t1", champion=champion), config=drift, seed=0
     )
     decision = decide(
         GateEvidence(**reports), config=gate, today=TODAY, critical_domains=drift.critical_domains

@@ -162,13 +162,14 @@ def test_a_folder_without_a_pair_is_refused(root):
         load_pair(str(root), root=root)
 
 
-def test_mlflow_loads_the_pair_by_itself(root, pair, monkeypatch):
+def test_mlflow_loads_the_pair_by_itself(root, store, pair, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root}/mlflow.db")
     monkeypatch.chdir(root)
     loaded = mlflow.pyfunc.load_model("models:/demo@champion", model_config={"max_new_tokens": 8})
     expected = load_pair("models:/demo@champion", root=root).generate(CHAT, max_new_tokens=8).text
     assert loaded.predict(["hello"]) == [expected]
     assert loaded.predict([CHAT, [*CHAT, *CHAT]])[0] == expected
+    assert store.check_model(pair.pair)  # where it loaded, it left files of its own
 
 
 def test_mlflow_takes_the_target_from_elsewhere_but_no_other_target(root, pair, monkeypatch):

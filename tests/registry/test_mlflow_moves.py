@@ -167,6 +167,16 @@ def test_the_incumbent_is_the_newest_promoted_pair_of_another_target(stocked):
     assert stocked.incumbents(digest("t3"))[0].version == "1"
 
 
+def test_a_rollback_changes_no_incumbent_but_the_one_that_it_bars(stocked):
+    """Recipes that are not known start from the incumbent: another one may train them again."""
+    promote(stocked, "1", "2", "3")
+    before = stocked.incumbents(digest("t3"))
+    assert [pair.version for pair in before] == ["2", "1"]
+    stocked.rollback("1", reason="slow", is_reachable=always)
+    assert stocked.incumbents(digest("t3")) == before
+    assert [pair.version for pair in stocked.incumbents(digest("t9"))] == ["2", "1"]
+
+
 def test_a_rollback_moves_back_and_bars_the_bad_version(root, stocked):
     promote(stocked, "1", "2")
     assert stocked.rollback(reason="slow", is_reachable=always).champion.version == "1"

@@ -6,10 +6,12 @@ import copy
 
 import pytest
 
-from draftsmith.artifacts import read_json, write_json
+from draftsmith.artifacts import read_json, write_json, write_text
 from draftsmith.errors import EvidenceError
+from draftsmith.registry.pair import DECISION_TAG
 from draftsmith.registry.registration import Proposal, carry_out, register_proposal
 from draftsmith.targets.settings import TargetConfig
+from pipeline import promote
 from tests.registry.gate_reports import good_reports
 from tests.registry.measurements import measurement
 from tests.registry.small_pairs import digest, make_record
@@ -99,6 +101,39 @@ def test_a_decision_is_carried_out_once(store, decision):
 def test_an_experiment_promotes_nothing(store, decision):
     report = carry_out(store, decision, is_experiment=True)
     assert (report["promoted"], store.champion()) == (False, None)
+
+
+@pytest.fixture
+def stage(root, decision, monkeypatch):
+    """Runs stage promote in the project with a decision."""
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(promote, "ROOT", root)
+    settings = {"name": "demo", "experiment": "draftsmith", "include_target": False}
+    write_json(root / "build" / "config.yaml", {"registry": settings})
+    write_text(root / "reports" / "report.html", "<html></html>")
+
+    def run(**changes):
+        write_json(root / "reports" / "decision.json", decision | changes)
+        return promote.main()
+
+    return run
+
+
+def test_what_an_experiment_decides_is_nothing_that_a_promotion_may_rest_on(
+    store, decision, stage, monkeypatch
+):
+    """Its gate may be looser than the project's, and its pair the very champion."""
+    monkeypatch.setenv("DVC_EXP_NAME", "loose-gate")
+    assert stage() == 0
+    assert DECISION_TAG not in store.resolve(decision["version"]).tags
+    monkeypatch.delenv("DVC_EXP_NAME")
+    assert stage(verdict="block", reasons=["Alpha: it falls short."]) == promote.EXIT_BLOCKED
+    recorded = store.resolve(decision["version"]).tags[DECISION_TAG]
+    assert "falls short" in recorded
+    monkeypatch.setenv("DVC_EXP_NAME", "loose-gate")
+    assert stage() == 0
+    assert store.resolve(decision["version"]).tags[DECISION_TAG] == recorded
+    assert store.champion() is None
 
 
 @pytest.mark.parametrize("change", ["champion", "tag", "quarantine"])

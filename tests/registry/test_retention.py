@@ -19,10 +19,10 @@ from tests.registry.small_pairs import digest, make_record
 SECTION = "registry:\n  name: demo\n  experiment: draftsmith\n  include_target: false\n"
 
 
-def version(number, *, aliases=(), quarantine=None, live_drift=False):
+def version(number, *, aliases=(), quarantine=None, live_drift=False, damage=None):
     tags = make_record(draft=number).tags() | ({LIVE_DRIFT_TAG: "fell"} if live_drift else {})
     pair = RegisteredPair.from_tags("demo", number, tags)
-    return PairVersion(pair, aliases, tags, "2026-03-01T00:00:00+00:00", quarantine)
+    return PairVersion(pair, aliases, tags, "2026-03-01T00:00:00+00:00", quarantine, damage)
 
 
 def promote(store, *versions):
@@ -43,8 +43,11 @@ def test_the_last_champions_stay():
 
 def test_who_cannot_be_champion_again_takes_no_place_among_them():
     versions = [version("1"), version("2"), version("3", quarantine="slow"), version("4")]
-    assert removed(versions, ["1", "2", "3", "2"], 2) == []
     assert removed([item for item in versions if item.pair.version != "1"], ["1", "2"], 2) == []
+    for bar in ({"quarantine": "slow"}, {"live_drift": True}, {"damage": "draft/ is gone"}):
+        versions[2] = version("3", **bar)
+        gone = ["3"] if "damage" in bar else []  # which nothing keeps out, nor can serve
+        assert removed(versions, ["1", "2", "3", "2"], 2) == gone
 
 
 def test_aliases_bars_and_the_newest_keep_a_version():
@@ -82,6 +85,13 @@ def test_pruning_deletes_versions_and_keeps_the_history_and_the_way_back(stocked
         client.get_logged_model(model)
     assert prune(stocked.catalog, keep=2, dry_run=False).removed == ()
     assert stocked.rollback(reason="slow", is_reachable=lambda _: True).champion.version == "3"
+
+
+def test_a_damaged_version_does_not_take_the_place_of_the_only_way_back(stocked):
+    promote(stocked, "1", "2", "3")
+    stocked.set_damage("2", "draft/ is gone")
+    assert "1" not in prune(stocked.catalog, keep=2, dry_run=False).removed
+    assert stocked.rollback(reason="slow", is_reachable=lambda _: True).champion.version == "1"
 
 
 def test_a_pruned_pair_can_be_registered_again(stocked, register):

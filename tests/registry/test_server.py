@@ -57,10 +57,11 @@ def relay(server):
 
 
 @pytest.fixture
-def proxy(relay, monkeypatch):
+def proxy(relay, monkeypatch, tmp_path):
     """The way to the server, in order; what clients read is set to name it and the user."""
     relay.heal()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", relay.url)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", USER)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -180,7 +181,17 @@ def test_a_pair_is_loaded_from_a_server(open_store, tmp_path, require_nothing_re
     assert answer.num_rounds
     loaded = mlflow.pyfunc.load_model(uri, model_config={"max_new_tokens": 4})
     assert loaded.predict(["hello"]) == [answer.text]
+    assert store.check_model(store.champion())
     require_nothing_recorded()
+
+
+def test_writers_of_all_projects_of_a_server_share_a_lock(proxy, open_store, tmp_path, monkeypatch):
+    mine = open_store()
+    config = RegistryConfig(mine.name, EXPERIMENT)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url.replace("://", f"://{USER}:{PASSWORD}@"))
+    stores = [mine, PairStore(tmp_path / "clone", config)]
+    (path,) = {store.catalog.connection.lock.lock_file for store in stores}
+    assert path.startswith(str(tmp_path / "state"))
 
 
 @pytest.mark.parametrize("password", ["wrong-password", None])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +24,9 @@ from draftsmith.registry.local_copies import num_bytes, remove, superfluous_copi
 from draftsmith.registry.overrides import as_of
 from draftsmith.registry.pair import DECISION_TAG, PairVersion
 from draftsmith.registry.records import CHAMPIONS
+
+if TYPE_CHECKING:
+    from draftsmith.registry.mlflow_moves import Rollback
 
 
 @reported
@@ -69,7 +72,10 @@ def rollback(
     root: Root = HERE,
     as_json: AsJson = False,
 ) -> None:
-    """Put the champion in quarantine and move @champion back to an earlier pair."""
+    """Put the champion in quarantine and move @champion back to an earlier pair.
+
+    Exits 3 where it only completed the record of an interrupted rollback, which may be an old one.
+    """
     from draftsmith.registry.holders import fetch_or_mark  # noqa: PLC0415  MLflow is slow
     from draftsmith.registry.loading import target_reachable  # noqa: PLC0415  torch is slow
 
@@ -83,13 +89,20 @@ def rollback(
     done = store.rollback(to, reason=reason, is_reachable=can_be_loaded)
     if as_json:
         write_json(dataclasses.asdict(done))
-        return
-    typer.echo(
-        f"Version {done.quarantined} is in quarantine; @champion is version "
-        f"{done.champion.version}."
-    )
+    else:
+        _tell(done)
+    if done.is_completion and to is None:
+        raise typer.Exit(EXIT_BLOCKED)
+
+
+def _tell(done: Rollback) -> None:
+    version = done.champion.version
+    typer.echo(f"Version {done.quarantined} is in quarantine; @champion is version {version}.")
     if done.is_completion:
-        typer.echo("That rollback had been interrupted and is complete now; nothing else moved.")
+        typer.echo(
+            "An interrupted rollback had done so, for this reason; its record is complete now and "
+            f"nothing moved. To roll back version {version} too, run this again."
+        )
     if done.champion.live_drift:
         typer.echo("Its draft carries a live-drift tag; no earlier champion without one is usable.")
 
@@ -112,7 +125,9 @@ def verify(
         write_json(found)
     else:
         typer.echo(
-            f"Version {found['version']}: files as registered; {found['num_identical']} of "
+            f"Version {found['version']}: files as registered"
+            + ("" if found["model_checked"] else ", MLmodel and code not known (an older version)")
+            + f"; {found['num_identical']} of "
             f"{found['num_prompts']} answers the same with and without drafts, in float32."
         )
     if not found["holds"]:

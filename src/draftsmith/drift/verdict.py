@@ -1,6 +1,7 @@
 """The drift verdict: may the draft that is PROPOSED follow its reference on the current target?
 
-A reused draft is held against its own record, a new one against the champion's; when the champion
+A champion of the same target is what any other pair of that target has to be no worse than. Else a
+reused draft is held against its own record, a new one against the champion's. When the champion
 already is this pair, the comparison with its predecessor is kept, so that a promotion changes no
 verdict. The rule is non-inferiority by a margin: what is not shown to be no worse has drifted.
 Pure.
@@ -45,6 +46,7 @@ class Records:
     """What the registry holds that a proposed draft may be compared with.
 
     Attributes:
+        target_digest: The target that the draft is proposed for.
         champion: Who holds the alias now.
         predecessor: Who held it before.
         incumbent: The last champion with another target.
@@ -53,6 +55,7 @@ class Records:
         tagged: Digest of a draft -> the version whose traffic raised an alarm about it.
     """
 
+    target_digest: str
     champion: Recorded | None = None
     predecessor: Recorded | None = None
     incumbent: Recorded | None = None
@@ -64,35 +67,34 @@ class Records:
 def choose_reference(proposed: Mapping[str, Any], records: Records) -> Reference:
     """Which record the proposed RecipeEvaluation is compared with.
 
-    The draft's own record comes first: a reused draft has not changed, so any change is its
+    A champion of the same target comes first, whatever the draft: who replaces it has to be no
+    worse. Else the draft's own record: a reused draft has not changed, so any change is its
     target's. That holds too for a pair that returns with its target: pointing back is no new draft
     that must beat the last. A pair that is known has a record of its own on this target, which
     tells more than one of its draft on another.
     """
-    champion, known = records.champion, records.known
-    incumbent = records.incumbent
-    if incumbent is not None and incumbent.pair["draft_digest"] == proposed["draft_digest"]:
-        return Reference("own_record", known or incumbent)
+    champion, known, incumbent = records.champion, records.known, records.incumbent
     is_champion = champion is not None and champion.pair["pair_digest"] == proposed["pair_digest"]
     other = records.predecessor if is_champion else champion
+    if other is None or other.pair["target_digest"] != records.target_digest:
+        if incumbent is not None and incumbent.pair["draft_digest"] == proposed["draft_digest"]:
+            return Reference("own_record", known or incumbent)
+        if known is not None and other is not None and _returns(known, other, records.history):
+            return Reference("own_record", known)
     if other is None:
         return Reference("none", None)
-    if known is not None and _returns(known, other, records.history):
-        return Reference("own_record", known)
     return Reference("predecessor" if is_champion else "champion", other)
 
 
 def _returns(known: Recorded, other: Recorded, history: Sequence[str]) -> bool:
-    """Whether the pair was champion before `other` was, for another target than `other` is for.
+    """Whether the pair was champion before `other`, which is of another target, was.
 
     Example: with the history 1, 2, 3 version 1 returns when its target does; afterwards, with
-    1, 2, 3, 1 and 3 as the predecessor, it still is one that returned. For the same target it is
-    a step back to an older recipe, which the newer champion has to be beaten for.
+    1, 2, 3, 1 and 3 as the predecessor, it still is one that returned.
     """
     version, last = (str(recorded.pair["version"]) for recorded in (known, other))
     became = [index for index, moved in enumerate(history) if moved == last]
-    before = history[: became[-1]] if became else ()
-    return version in before and known.pair["target_digest"] != other.pair["target_digest"]
+    return bool(became) and version in history[: became[-1]]
 
 
 def drift_report(

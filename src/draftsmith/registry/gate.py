@@ -157,7 +157,7 @@ def drift(evidence: GateEvidence, config: GateConfig) -> Check:
     name, requirement = "drift", "no live-drift tag, and no worse than the draft's own record"
     is_own = report["reference"]["kind"] == "own_record"
     if not is_own and not report["live_drift"]:
-        why = "the draft is new, so it has no record of its own"
+        why = "another record than the draft's own is compared with"
         return skipped(name, severity="block", requirement=requirement, why=why)
     failure = _comparison_failure(report, config) if is_own else ""
     if report["live_drift"]:

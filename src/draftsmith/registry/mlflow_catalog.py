@@ -1,6 +1,7 @@
 """Questions to one registered model: its versions, their tags, who holds which alias.
 
-Reads only. Knows nothing of uploads, and nothing of why a version is promoted.
+Reads only, and waits for no writer. Knows nothing of uploads, and nothing of why a version is
+promoted.
 """
 
 from __future__ import annotations
@@ -115,12 +116,16 @@ class Catalog:
         )
 
     def log(self) -> MoveLog:
-        """The record of the champion's moves."""
+        """The record of the champion's moves, for one who moves it."""
         return MoveLog(self.client, self.experiment_id(), self.name)
 
     def moves(self) -> list[Move]:
-        """Completed moves of the champion alias, oldest first."""
-        return self.log().moves(self.aliases().get(CHAMPION))
+        """Completed moves of the champion alias, oldest first; takes no lock."""
+        experiment = self.client.get_experiment_by_name(self._experiment)
+        if experiment is None:
+            return []
+        log = MoveLog(self.client, str(experiment.experiment_id), self.name)
+        return log.moves(self.aliases().get(CHAMPION))
 
     def recorded_predecessor(self, version: str) -> str | None:
         """The version that `version` replaced when it was last promoted."""

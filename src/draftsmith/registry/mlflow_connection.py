@@ -1,8 +1,4 @@
-"""How to reach MLflow: tracking URI, schema, lock, and errors without credentials.
-
-Knows no pairs. Everything that writes takes the lock, because MLflow creates its schema, numbers
-its versions and moves its aliases without compare-and-swap.
-"""
+"""How to reach MLflow: address, schema, lock, and errors without credentials. Knows no pairs."""
 
 from __future__ import annotations
 
@@ -18,13 +14,14 @@ from pathlib import Path
 
 import mlflow
 import requests
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from draftsmith.artifacts import scratch_directory, write_failure
 from draftsmith.errors import RegistryError
+from draftsmith.registry.writers_lock import held, writers_lock
 
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 REGISTRY_VARIABLE = "MLFLOW_REGISTRY_URI"
@@ -34,7 +31,6 @@ _PASSWORD = re.compile(r"://[^/\s:]*:([^/\s]+)@")
 # A disk that refused, inside an error of MLflow's: no permission, file too large, no room, ...
 _REFUSED = re.compile(r"\[Errno (?:13|27|28|30|122)\] (?P<reason>[^:\n]+)(?:: '(?P<path>[^']+)')?")
 _SQLITE_PREFIX = "sqlite:///"
-_LOCK_TIMEOUT_S = 1800.0
 _FOUND_CHARACTERS = 400
 _QUIET = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -132,26 +128,9 @@ class Connection:
     lock: FileLock
     artifact_location: str | None
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the registry's lock; reentrant within a thread.
-
-        Raises:
-            RegistryError: Another process held it for half an hour.
-        """
-        try:
-            self.lock.acquire()
-        except Timeout:
-            raise RegistryError(
-                "locking the registry",
-                found=f"{self.lock.lock_file} held by another process",
-                expected="the lock within half an hour",
-                remedy="wait for the other run to end, or stop it, then rerun",
-            ) from None
-        try:
-            yield
-        finally:
-            self.lock.release()
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Keep all other writers out; see `held`."""
+        return held(self.lock)
 
     @contextlib.contextmanager
     def bound(self) -> Iterator[None]:
@@ -178,8 +157,14 @@ class Connection:
         return str(self.client.get_experiment_by_name(name).experiment_id)
 
 
-def connect(root: Path) -> Connection:
+def connect(root: Path, *, name: str = "") -> Connection:
     """Reach the registry, and make its schema once where it is a new database.
+
+    Only that takes the lock: a reader waits for no upload, and needs no folder that it may write.
+
+    Args:
+        root: The project's folder.
+        name: The registered model that is to be written to.
 
     Raises:
         RegistryError: It cannot be reached, or is of a kind that MLflow refuses.
@@ -191,17 +176,13 @@ def connect(root: Path) -> Connection:
     uri = tracking_uri(root)
     registry_uri = os.environ.get(REGISTRY_VARIABLE) or uri
     database = _database(uri)
-    base = database if database is not None else root.resolve() / "build" / "partial" / "registry"
     location = (database.parent / "mlartifacts").as_uri() if database is not None else None
+    lock = writers_lock(database, address=redact(uri), name=name)
     with translated("connecting to the registry"):
-        base.parent.mkdir(parents=True, exist_ok=True)
-        path = base.with_name(f"{base.name}.lock")
-        # One object a path: who holds the lock can connect again.
-        lock = FileLock(path, timeout=_LOCK_TIMEOUT_S, is_singleton=True)
-        with lock:
-            if database is not None and not database.exists():
+        if database is not None and not database.exists():
+            with held(lock):
                 _make_schema(database)
-            client = _reach(uri, registry_uri)
+        client = _reach(uri, registry_uri)
     return Connection(
         uri=uri, registry_uri=registry_uri, client=client, lock=lock, artifact_location=location
     )
@@ -209,6 +190,8 @@ def connect(root: Path) -> Connection:
 
 def _make_schema(database: Path) -> None:
     """Put a new database in place whole: MLflow cannot resume migrations that were killed."""
+    if database.exists():  # somebody else was first
+        return
     with scratch_directory(database.parent, database.name) as scratch:
         new = scratch / database.name
         _reach(f"{_SQLITE_PREFIX}{new}", f"{_SQLITE_PREFIX}{new}")

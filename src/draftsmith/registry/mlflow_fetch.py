@@ -5,20 +5,28 @@ Knows no models: a draft is a folder with a digest here.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from mlflow.artifacts import download_artifacts
+from mlflow.artifacts import download_artifacts, list_artifacts
 
 from draftsmith.artifacts import atomic_directory, digest_directory, read_json, short, write_json
 from draftsmith.errors import ArtifactError, DamagedPairError, RegistryError
 from draftsmith.registry.device_evidence import file_name
 from draftsmith.registry.mlflow_connection import translated, unless_done
-from draftsmith.registry.mlflow_upload import DEVICE_EVIDENCE, EVIDENCE, HISTORY
+from draftsmith.registry.mlflow_upload import (
+    ARTIFACTS,
+    DEVICE_EVIDENCE,
+    EVIDENCE,
+    HISTORY,
+    model_digest,
+)
 from draftsmith.registry.pair import (
     EVIDENCE_TAG,
     FILES_TAG,
+    MODEL_TAG,
     SOURCE_TAG,
     PairRecord,
     RegisteredPair,
@@ -58,27 +66,59 @@ def fetch_pair(connection: Connection, pair: RegisteredPair, into: Path) -> Path
         with atomic_directory(folder) as temporary:
             _download(connection, version, temporary)
             if damaged := _damaged(temporary, pair, origin):
-                raise DamagedPairError(
-                    what,
-                    found=f"{damaged} whose digest differs from the registered one",
-                    expected="the files that were registered",
-                    remedy="restore the artifact store, or `draftsmith rollback` to another",
-                )
+                raise _damage(what, damaged)
             write_json(temporary / _ORIGIN, origin)
     return folder
+
+
+def check_model(connection: Connection, pair: RegisteredPair) -> bool:
+    """Hash what `mlflow.pyfunc` executes of a version, all but the pair's own files, again.
+
+    Returns:
+        False for a version that was registered before its digest was recorded: nothing is known.
+
+    Raises:
+        DamagedPairError: It is not what was registered.
+        RegistryError: The registry cannot be reached.
+    """
+    what = f"fetching version {pair.version} of {pair.name}"
+    with translated(what), tempfile.TemporaryDirectory(prefix="draftsmith-") as folder:
+        stated = connection.client.get_model_version(pair.name, pair.version).tags.get(MODEL_TAG)
+        if stated is None:
+            return False
+        location = connection.client.get_model_version_download_uri(pair.name, pair.version)
+        held = list_artifacts(artifact_uri=location, tracking_uri=connection.uri)
+        for name in {PurePosixPath(item.path).name for item in held} - {ARTIFACTS}:
+            _download_part(connection, f"{location}/{name}", Path(folder))
+        if model_digest(Path(folder)) != stated:
+            raise _damage(what, "MLmodel or code")
+    return True
+
+
+def _damage(what: str, part: str) -> DamagedPairError:
+    return DamagedPairError(
+        what,
+        found=f"{part} whose digest differs from the registered one",
+        expected="the files that were registered",
+        remedy="restore the artifact store, or `draftsmith rollback` to another",
+    )
+
+
+def _download_part(connection: Connection, uri: str, into: Path) -> None:
+    with unless_done("RESOURCE_DOES_NOT_EXIST"):  # what is missing counts as damaged
+        download_artifacts(
+            artifact_uri=uri,
+            dst_path=str(into),
+            tracking_uri=connection.uri,
+            registry_uri=connection.registry_uri,
+        )
 
 
 def _download(connection: Connection, version: ModelVersion, into: Path) -> None:
     client, run_id = connection.client, str(version.run_id)
     location = client.get_model_version_download_uri(version.name, version.version)
     for name in ("draft", "pair.json"):
-        with unless_done("RESOURCE_DOES_NOT_EXIST"):  # what is missing counts as damaged
-            download_artifacts(
-                artifact_uri=f"{location}/artifacts/{name}",
-                dst_path=str(into),
-                tracking_uri=connection.uri,
-                registry_uri=connection.registry_uri,
-            )
+        _download_part(connection, f"{location}/{ARTIFACTS}/{name}", into)
     digest = version.tags[EVIDENCE_TAG]
     held = [item.path for item in client.list_artifacts(run_id, HISTORY)]
     # The name begins with the day: a later copy is whole where an upload before it was killed.

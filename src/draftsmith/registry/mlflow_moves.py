@@ -168,7 +168,8 @@ def rollback(catalog: Catalog, to: str | None, *, reason: str, is_reachable: Rea
     """Quarantine the champion, then move @champion back.
 
     The rollback of a process that died after it had moved the alias is completed, not repeated:
-    the champion that it chose would be put in quarantine otherwise.
+    the champion that it chose would be put in quarantine otherwise. Nobody can tell a rerun from a
+    new rollback for the same reason, so the caller has to be told that nothing moved.
 
     Raises:
         RegistryError: There is no champion, or no version to go back to; nothing was changed.

@@ -2,7 +2,7 @@
 
 MLflow keeps no history of an alias. Every move is one run here: begun before the alias moves,
 finished after it was read back, so that a killed move is either completed or marked as never done.
-Call with the registry's lock held.
+Call with the registry's lock held, but for `moves`, which only reads.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from draftsmith.errors import RegistryError
 from draftsmith.registry import mlflow_moves, mlflow_upload
 from draftsmith.registry.mlflow_catalog import CHALLENGER, CHAMPION, Catalog
 from draftsmith.registry.mlflow_connection import connect, redact, translated, unless_done
-from draftsmith.registry.mlflow_fetch import fetch_pair
-from draftsmith.registry.mlflow_records import Move
+from draftsmith.registry.mlflow_fetch import check_model, fetch_pair
+from draftsmith.registry.mlflow_records import PROMOTION, Move
 from draftsmith.registry.mlflow_target import download_model
 from draftsmith.registry.overrides import overridden_checks
 from draftsmith.registry.pair import (
@@ -30,6 +30,7 @@ from draftsmith.registry.pair import (
     EVIDENCE_TAG,
     FILES_TAG,
     METRIC_TAGS,
+    MODEL_TAG,
     RESERVED_TAGS,
     SOURCE_TAG,
     PairRecord,
@@ -61,7 +62,7 @@ class PairStore:
         """Connect, and make the schema of a new database."""
         self._root = root
         self._config = config
-        self._connection = connect(root)
+        self._connection = connect(root, name=config.name)
         self._client = self._connection.client
         self._catalog = Catalog(self._connection, config)
 
@@ -109,7 +110,10 @@ class PairStore:
 
     @translated("reading the incumbents")
     def incumbents(self, target_digest: str) -> list[RegisteredPair]:
-        """Promoted pairs of other targets, last champion first; no quarantined or damaged one."""
+        """Promoted pairs of other targets, the last promoted first, as far as they are usable.
+
+        A rollback does not change their order: it must not give drafts another start.
+        """
         usable = {
             item.pair.version: item.pair
             for item in self._catalog.versions()
@@ -117,8 +121,9 @@ class PairStore:
             and item.quarantine is None
             and item.damage is None
         }
-        moved = dict.fromkeys(move.version for move in reversed(self._catalog.moves()))
-        return [usable[version] for version in moved if version in usable]
+        moves = reversed(self._catalog.moves())
+        promoted = dict.fromkeys(move.version for move in moves if move.kind == PROMOTION)
+        return [usable[version] for version in promoted if version in usable]
 
     @translated("reading the history of the champion")
     def history(self) -> list[Move]:
@@ -217,10 +222,10 @@ class PairStore:
             SOURCE_TAG: files.target_source,
         }
         with self._connection.bound():
-            run_id, model_id = mlflow_upload.upload(self._connection, experiment_id, files)
+            run_id, model_id, saved = mlflow_upload.upload(self._connection, experiment_id, files)
             self._log_figures(run_id, tags)
             self._log_training(run_id, files.draft_dir)
-            self._create_version(run_id, model_id, all_tags)
+            self._create_version(run_id, model_id, {**all_tags, MODEL_TAG: saved})
         self._client.set_terminated(run_id, status="FINISHED")
         known = self._only_version(files.record.digest, run_id)
         assert known is not None  # it was just created
@@ -278,6 +283,14 @@ class PairStore:
             RegistryError: What arrived is not what was registered; the folder is as it was.
         """
         return fetch_pair(self._connection, pair, into)
+
+    def check_model(self, pair: RegisteredPair) -> bool:
+        """Hash what MLflow executes of a version; see `mlflow_fetch.check_model`.
+
+        Raises:
+            RegistryError: It is not what was registered.
+        """
+        return check_model(self._connection, pair)
 
     def fetch_model(self, uri: str, dst: Path) -> Path:
         """Make a registered model's files readable; see `mlflow_target.download_model`."""

@@ -40,12 +40,14 @@ if TYPE_CHECKING:
 EVIDENCE = "evidence"
 HISTORY = "evidence_history"
 DEVICE_EVIDENCE = "device_evidence"
+ARTIFACTS = "artifacts"  # of a saved model: the pair's own files
 _MODEL_NAME = "pair"
 _MODEL_CODE = Path(__file__).with_name("pyfunc_model.py")
 _PACKAGE = Path(__file__).resolve().parents[1]
 _REQUIREMENTS = ("mlflow", "torch", "transformers", "tokenizers", "safetensors", "filelock")
 # A prompt may be a text or a chat, so the type hint of `predict` says no more than that.
 _EXPECTED_WARNING = "Any type hint is inferred as AnyType"
+_LEFT = {"__pycache__", "registered_model_meta"}
 _LOG = logging.getLogger(__name__)
 _SIGNATURE = ModelSignature(
     inputs=Schema([ColSpec(AnyType())]),  # a text or a chat a prompt
@@ -79,12 +81,24 @@ def evidence_digest(evidence: Mapping[str, Path]) -> str:
     return digest_json({name: digest_file(path) for name, path in evidence.items()})
 
 
-def upload(connection: Connection, experiment_id: str, files: PairFiles) -> tuple[str, str]:
+def model_digest(folder: Path) -> str:
+    """Digest of what MLflow executes of a saved model, but for what it leaves where it loads it."""
+    named = {path.relative_to(folder): path for path in sorted(folder.rglob("*"))}
+    return digest_json(
+        {
+            name.as_posix(): digest_file(path)
+            for name, path in named.items()
+            if path.is_file() and name.parts[0] != ARTIFACTS and not _LEFT.intersection(name.parts)
+        }
+    )
+
+
+def upload(connection: Connection, experiment_id: str, files: PairFiles) -> tuple[str, str, str]:
     """Upload everything that a version needs.
 
     Returns:
-        The run's id and the logged model's id. The model is READY: MLflow would register a
-        half-uploaded one as READY too.
+        The run's id, the logged model's id and its `model_digest`. The model is READY: MLflow would
+        register a half-uploaded one as READY too.
 
     Raises:
         RegistryError: The upload did not complete.
@@ -100,6 +114,7 @@ def upload(connection: Connection, experiment_id: str, files: PairFiles) -> tupl
     with tempfile.TemporaryDirectory(prefix="draftsmith-") as temporary:
         package = Path(temporary) / "model"
         _save_model(files, package, Model(run_id=run_id, model_uuid=model_id, model_id=model_id))
+        saved = model_digest(package)
         client.log_model_artifacts(model_id, str(package))
     _link(client, run_id, model_id)
     log_evidence(client, run_id, files)
@@ -112,7 +127,7 @@ def upload(connection: Connection, experiment_id: str, files: PairFiles) -> tupl
             remedy="rerun; the upload is started afresh",
         )
     _discard_leftovers(client, experiment_id, files, kept=(run_id, model_id))
-    return run_id, model_id
+    return run_id, model_id, saved
 
 
 def _link(client: MlflowClient, run_id: str, model_id: str) -> None:

@@ -21,6 +21,7 @@ DAMAGED_TAG = "damaged"
 CLEARED_TAG = "live_drift_cleared"
 FILES_TAG = "files_digest"
 EVIDENCE_TAG = "evidence_digest"
+MODEL_TAG = "model_digest"  # of what MLflow executes: MLmodel, code, requirements
 SOURCE_TAG = "target_source"
 DTYPE_TAG = "target_dtype"
 DECISION_TAG = "decision"
@@ -37,7 +38,7 @@ IDENTITY_TAGS = (
 RESERVED_TAGS = frozenset(
     {
         *(QUARANTINE_TAG, LIVE_DRIFT_TAG, CLEARED_TAG, DAMAGED_TAG, DECISION_TAG),
-        *(FILES_TAG, EVIDENCE_TAG, SOURCE_TAG),
+        *(FILES_TAG, EVIDENCE_TAG, MODEL_TAG, SOURCE_TAG),
     }
 )
 

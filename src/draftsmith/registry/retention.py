@@ -25,7 +25,7 @@ def retention(versions: Sequence[PairVersion], moved: Sequence[str], *, keep: in
     """Decide what stays.
 
     A version stays while an alias points at it, while it is among the `keep` versions that were
-    last champion and can be again, while a tag bars it (a pair that is forgotten would be built,
+    last champion and could be again, while a tag bars it (a pair that is forgotten would be built,
     registered and promoted again), and while it is the newest.
 
     Example: versions 1 to 5, champions in the order 1, 2, 4, and 3 and 5 blocked: with `keep=2`
@@ -36,7 +36,7 @@ def retention(versions: Sequence[PairVersion], moved: Sequence[str], *, keep: in
         moved: Version that became champion, for every move of the alias, oldest first.
         keep: How many champions stay, the present one included.
     """
-    usable = {item.pair.version for item in versions if item.quarantine is None}
+    usable = {item.pair.version for item in versions if item.state == "ok"}
     last = [version for version in dict.fromkeys(reversed(moved)) if version in usable]
     newest = max((int(item.pair.version) for item in versions), default=0)
     reasons = {

@@ -9,6 +9,7 @@ from typing import Any
 from draftsmith.errors import DamagedPairError
 from draftsmith.registry.loading import load_directory
 from draftsmith.registry.mlflow_store import PairStore
+from draftsmith.registry.pair import RegisteredPair
 
 _PROMPTS = ("Why is the sky blue?", "Name three rivers.", "Write two lines about rain.")
 _NUM_TOKENS = 20
@@ -30,8 +31,8 @@ def verify(
         device: Where both models go, in torch's words.
 
     Returns:
-        `version`, `pair_digest`, `quarantine`, `num_prompts`, `num_identical`, `num_tokens` and
-        `holds`.
+        `version`, `pair_digest`, `quarantine`, `model_checked` (whether the digest of MLmodel and
+        code was recorded, too), `num_prompts`, `num_identical`, `num_tokens` and `holds`.
 
     Raises:
         DamagedPairError: The files differ from those that were registered.
@@ -40,12 +41,7 @@ def verify(
     """
     found = store.resolve(reference)
     with tempfile.TemporaryDirectory(prefix="draftsmith-") as folder:
-        try:
-            fetched = store.fetch(found.pair, Path(folder))
-        except DamagedPairError as error:
-            store.set_damage(found.pair.version, error.found)
-            raise
-        store.set_damage(found.pair.version, None)
+        fetched, model_checked = _hashed(store, found.pair, Path(folder))
         pair = load_directory(fetched, root=root, target=target, device=device, dtype="float32")
         plain, speculative = (
             [
@@ -59,8 +55,20 @@ def verify(
         "version": found.pair.version,
         "pair_digest": found.pair.pair_digest,
         "quarantine": found.quarantine,
+        "model_checked": model_checked,
         "num_prompts": len(_PROMPTS),
         "num_identical": identical,
         "num_tokens": sum(map(len, plain)),
         "holds": identical == len(_PROMPTS),
     }
+
+
+def _hashed(store: PairStore, pair: RegisteredPair, folder: Path) -> tuple[Path, bool]:
+    """The files of a pair, and whether MLmodel and code could be checked; damage is marked."""
+    try:
+        found = store.fetch(pair, folder), store.check_model(pair)
+    except DamagedPairError as error:
+        store.set_damage(pair.version, error.found)
+        raise
+    store.set_damage(pair.version, None)
+    return found

@@ -215,7 +215,7 @@ def other_rows(tensors):
 )
 def test_a_fault_in_the_weights_changes_the_logits(written, llama, fault):
     head, folder = written
-    tensors = load_file(folder / WEIGHTS)
+    tensors = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
     fault(tensors)
     save_file(tensors, folder / WEIGHTS)
     assert differs(*logits(head, llama, folder))

@@ -1,4 +1,4 @@
-"""A feature head in the layout that vLLM loads: what is written, what it computes, what it cannot."""
+"""A feature head in the layout that vLLM loads: what is written, and what is refused."""
 
 from __future__ import annotations
 
@@ -211,7 +211,9 @@ def other_rows(tensors):
 
 
 @pytest.mark.parametrize(
-    "fault", [swap_halves, swap_norms, order_as_asked, next_ids, other_rows], ids=lambda f: f.__name__
+    "fault",
+    [swap_halves, swap_norms, order_as_asked, next_ids, other_rows],
+    ids=lambda fault: fault.__name__,
 )
 def test_a_fault_in_the_weights_changes_the_logits(written, llama, fault):
     head, folder = written
@@ -267,6 +269,13 @@ def test_what_vllm_cannot_compute_is_refused_by_name(make, layers, words, tmp_pa
         write_head(head, None, tmp_path / "head")
     assert "family student" in str(caught.value)
     assert not (tmp_path / "head").exists()
+
+
+def test_the_comparison_notices_a_class_whose_names_are_llamas_and_whose_numbers_are_not(tmp_path):
+    target = build_family("granite").reference
+    head = noisy_head(target, (0, 1), None)
+    write_head(head, None, tmp_path / "head")
+    assert differs(*logits(head, target, tmp_path / "head", None))
 
 
 def test_output_rows_with_a_bias_are_refused(llama, tmp_path):

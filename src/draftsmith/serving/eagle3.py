@@ -37,7 +37,7 @@ _NORMS = {  # of our layer and of theirs
     "input_layernorm.feature": "hidden_norm",
     "post_attention_layernorm": "post_attention_layernorm",
 }
-_ROTARY = ("default", "linear", "llama3")  # those that do not depend on the text's length
+_ROTARY = ("default", "linear", "llama3")  # whose formulas Transformers and vLLM share
 _SHARED = (  # fields that our configuration and Llama's call the same
     "vocab_size",
     "hidden_size",
@@ -112,7 +112,7 @@ def _obstacles(head: EagleHead) -> Iterator[str]:
         yield f"features of the layers {list(layers)}, of which vLLM hands each over once only"
 
 
-def _has_window(config: Any) -> bool:  # noqa: ANN401  Transformers configurations share no useful type
+def _has_window(config: Any) -> bool:  # noqa: ANN401  configurations share no useful type
     kinds = getattr(config, "layer_types", None)
     if kinds:
         return set(kinds) != {"full_attention"}

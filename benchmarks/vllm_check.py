@@ -174,7 +174,6 @@ def compared(ours: PositionCounts, counters: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-
 def shown(report: Mapping[str, Any]) -> str:
     """The report as text."""
     acceptance, num = report["acceptance"], report["num_prompts"]

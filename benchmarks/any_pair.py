@@ -42,11 +42,13 @@ def load(chosen: argparse.Namespace) -> tuple[LoadedTarget, LoadedDraft]:
     if chosen.target is not None:
         target = load_target(chosen.target, dtype="auto", device=device)
         return target, load_any_draft(target, chosen.draft)
-    uri = chosen.pair
-    if uri is None:
-        uri = f"models:/{load_value(Path('build/config.yaml'), 'registry.name', str)}@champion"
-    pair = load_pair(uri, device=device)
+    pair = load_pair(chosen.pair or champion(), device=device)
     return pair.target, pair.draft
+
+
+def champion() -> str:
+    """Address of the champion of the project in this folder."""
+    return f"models:/{load_value(Path('build/config.yaml'), 'registry.name', str)}@champion"
 
 
 def place(kind: str, device: Mapping[str, Any]) -> Path:

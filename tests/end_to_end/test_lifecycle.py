@@ -16,6 +16,7 @@ import torch
 
 from draftsmith.artifacts import digest_directory, read_json
 from draftsmith.corpus.dataset import read_split
+from draftsmith.decoding import Request, SamplingParams
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.drafts.student import empty_student
@@ -153,17 +154,22 @@ def _serve(project: Project, version: str, file: Path, *, under: str) -> None:
     pair = load_pair(f"models:/story-pair/{version}", root=project.root)
     held_out = {r.prompt_id for r in read_split(project.root / "data/corpus", "eval")}
     asked = [prompt for prompt in project.world.prompts() if prompt.prompt_id in held_out]
-    for prompt in project.world.rounds_of_traffic * asked:
+    asked = project.world.rounds_of_traffic * asked
+    params = SamplingParams(max_new_tokens=24, stop_token_ids=pair.stop_token_ids())
+    requests = []
+    for number, prompt in enumerate(asked):
         messages = [{"role": role, "content": content} for role, content in prompt.messages]
-        answer = pair.generate(messages, max_new_tokens=24)
+        requests.append(Request(str(number), pair.encode(messages), params))
+    engine = pair.engine(pair.draft_length, max_rows=8)
+    for request, prompt, result in zip(requests, asked, engine.generate(requests), strict=True):
         line = describe_request(
-            answer.trace,
-            answer.params,
+            result.trace,
+            params,
             time_utc="2026-01-01T00:00:00+00:00",
             pair_digest=under,
             domain=prompt.domain,
-            prompt_tokens=answer.num_prompt_tokens,
-            latency_s=answer.latency_s,
+            prompt_tokens=len(request.prompt_ids),
+            latency_s=1.0,
         )
         append_telemetry(file, line)
 

@@ -1,4 +1,4 @@
-"""A pair's draft as a whole model on disk, for engines that know no trimmed vocabulary.
+"""A pair's draft on disk as other engines load it: a whole model, or for vLLM a feature head.
 
 The folder holds the draft, a record of the target that it belongs to, and a README with the command
 that loads both. What was written is loaded again and its logits are compared with the source's.
@@ -16,8 +16,11 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from draftsmith.artifacts import atomic_directory, write_json, write_text
 from draftsmith.decoding.slot_model import SlotModel
+from draftsmith.drafts.eagle import EagleHead
 from draftsmith.errors import ArtifactError, ConfigError, DraftError
 from draftsmith.registry.generation import Pair
+from draftsmith.serving.eagle3 import write_head
+from draftsmith.serving.eagle3_reference import compared_logits
 from draftsmith.targets.components import load_model
 
 _DRAFT, _TARGET, _SPECULATION = "draft", "target.json", "speculative_config.json"
@@ -41,8 +44,8 @@ def export_pair(pair: Pair, directory: Path, *, to: str) -> dict[str, Any]:
     Raises:
         ConfigError: There is no such engine.
         ArtifactError: The folder exists, or the disk refused.
-        DraftError: The draft is of a family that no other engine can load, or the written one
-            gives other logits.
+        DraftError: The draft is of a family that this engine cannot load, or the written one gives
+            other logits.
     """
     _require_known(to)
     if directory.exists():
@@ -54,16 +57,20 @@ def export_pair(pair: Pair, directory: Path, *, to: str) -> dict[str, Any]:
         )
     length = max(1, pair.draft_length)
     with atomic_directory(directory) as folder:
-        _write_draft(pair, folder / _DRAFT, length)
+        if to == "vllm" and isinstance(pair.draft.model, EagleHead):
+            write_head(pair.draft.model, pair.draft.token_ids, folder / _DRAFT)
+        else:
+            _write_draft(pair, folder / _DRAFT, length)
         difference = _largest_difference(pair, folder / _DRAFT)
         target = _target(pair)
         write_json(folder / _TARGET, target)
         # Absolute: whoever serves starts elsewhere.
         place = directory.resolve() / _DRAFT
-        speculation = _speculation(place, length)
+        speculation = _speculation(pair, place, length)
         if to == "vllm":
             write_json(folder / _SPECULATION, speculation)
         write_text(folder / "README.md", _readme(pair, to, place, speculation))
+        _make_readable(folder)
     return {
         "engine": to,
         "draft": str(place),
@@ -71,6 +78,13 @@ def export_pair(pair: Pair, directory: Path, *, to: str) -> dict[str, Any]:
         "draft_length": length,
         "largest_difference": difference,
     }
+
+
+def _make_readable(folder: Path) -> None:
+    """Weights are written for their owner alone; a server may run as somebody else."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o644)
 
 
 def _require_known(to: str) -> None:
@@ -111,36 +125,51 @@ def _generation(pair: Pair, length: int) -> GenerationConfig:
     )
 
 
-@torch.inference_mode()
 def _largest_difference(pair: Pair, folder: Path) -> float:
     """Of the written draft's logits from the source's, over the source's vocabulary.
 
     Raises:
         DraftError: They differ by more than rounding.
     """
-    draft = pair.draft
-    device = draft.model.device
-    dtype = str(draft.model.dtype).removeprefix("torch.")
-    written = load_model(folder, dtype=dtype, device=str(device))
+    model = pair.draft.model
     ids = pair.target.tokenizer(_TEXT, add_special_tokens=False).input_ids[:_NUM_TOKENS]
-    inputs = torch.tensor([ids], device=device)
-    slots = SlotModel(draft.model)  # as it drafts here
-    slots.reserve(rows=1, slots=len(ids))
-    positions = torch.arange(len(ids), device=device)[None]
-    expected = slots.forward(inputs, positions, span=len(ids)).float()
-    found = written(input_ids=inputs).logits.float()
-    if draft.token_ids is not None:
-        found = found[..., draft.token_ids]
-    difference = float((found - expected).abs().max())
-    allowed = _TOLERANCE[draft.model.dtype] * float(expected.abs().max())
+    text = torch.tensor([ids], device=model.device)
+    remedy = "report the model class: its checkpoint does not hold all that it computes with"
+    if isinstance(model, EagleHead):
+        expected, found = compared_logits(
+            model, pair.draft.token_ids, pair.target.model, folder, text=text
+        )
+        remedy = (
+            "use a recipe of family student for this target: its class computes layers otherwise "
+            "than Llama's, which is all that vLLM's head can"
+        )
+    else:
+        expected, found = _whole_model_logits(pair, folder, text)
+    rows = expected.isfinite()  # elsewhere the draft has none
+    difference = float(torch.where(found == expected, 0.0, (found - expected).abs()).max())
+    allowed = _TOLERANCE[model.dtype] * float(expected[rows].abs().max())
     if not difference <= allowed:
         raise DraftError(
             f"exporting the draft of the pair {pair.record.digest}",
             found=f"logits that differ from the source's by {difference:.3g}",
             expected=f"at most {allowed:.3g}",
-            remedy="report the model class: its checkpoint does not hold all that it computes with",
+            remedy=remedy,
         )
     return difference
+
+
+@torch.inference_mode()
+def _whole_model_logits(pair: Pair, folder: Path, text: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the source and of the written draft, `[1, width, entries]`."""
+    draft = pair.draft
+    dtype = str(draft.model.dtype).removeprefix("torch.")
+    written = load_model(folder, dtype=dtype, device=str(text.device))
+    slots = SlotModel(draft.model)  # as it drafts here
+    slots.reserve(rows=1, slots=text.shape[1])
+    positions = torch.arange(text.shape[1], device=text.device)[None]
+    expected = slots.forward(text, positions, span=text.shape[1]).float()
+    found = written(input_ids=text).logits.float()
+    return expected, found if draft.token_ids is None else found[..., draft.token_ids]
 
 
 def _target(pair: Pair) -> dict[str, Any]:
@@ -154,9 +183,10 @@ def _target(pair: Pair) -> dict[str, Any]:
     }
 
 
-def _speculation(draft: Path, length: int) -> dict[str, Any]:
+def _speculation(pair: Pair, draft: Path, length: int) -> dict[str, Any]:
     """What vLLM's --speculative-config takes."""
-    return {"method": "draft_model", "model": str(draft), "num_speculative_tokens": length}
+    method = "draft_model" if pair.draft.is_causal_lm else "eagle3"
+    return {"method": method, "model": str(draft), "num_speculative_tokens": length}
 
 
 _README = """\

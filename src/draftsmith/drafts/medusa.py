@@ -100,7 +100,8 @@ class MedusaHeads(PreTrainedModel):
 
     def get_output_embeddings(self) -> nn.Module:
         """The target's output rows."""
-        return self.lm_head
+        rows: nn.Module = self.lm_head
+        return rows
 
     def run(self, hidden: Tensor, num_heads: int) -> Tensor:
         """States of the first heads, `[..., heads, hidden]`.

@@ -311,9 +311,9 @@ class PairBench:
         and costs decides.
         """
         pair = self.contestants
-        sizes = {"max_new_tokens": self.config.batch_tokens, "batch_size": size}
+        tokens = self.config.batch_tokens
         drafting, copies = single, pair.lookup_length
-        arms = {"plain": pair.engine(0, **sizes)}
+        arms = {"plain": pair.engine(0, max_new_tokens=tokens, batch_size=size)}
         if size > 1:
             limit = Lengths(self.config.max_draft_length, pair.lookup_length)
             width = max(*limit, self.config.max_tree_nodes) + 1
@@ -325,10 +325,13 @@ class PairBench:
             copied = survival.copying(copies)
             chain = Drafting.chain(length, copied, at, rows=size)
             drafting = self._best(chain, copied, guesses, at, rows=size)
-            arms["adaptive"] = pair.adaptive(AdaptiveLengths(costs, limit, survival), **sizes)
+            adaptive = AdaptiveLengths(costs, limit, survival)
+            arms["adaptive"] = pair.adaptive(adaptive, max_new_tokens=tokens, batch_size=size)
         if drafting.length:
             served = dataclasses.replace(pair, lookup_length=copies)
-            arms["speculative"] = served.engine(drafting.length, tree=drafting.tree, **sizes)
+            arms["speculative"] = served.engine(
+                drafting.length, max_new_tokens=tokens, batch_size=size, tree=drafting.tree
+            )
         return drafting, copies, arms
 
     def _batch_groups(self, size: int) -> list[list[list[int]]]:

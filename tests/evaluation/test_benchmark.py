@@ -36,13 +36,14 @@ COSTS = {
     "engine-2": 0.5,
     "engine-3": 0.7,
     "adaptive": 0.4,
+    **{f"tree-{nodes}": 0.45 for nodes in range(1, 7)},
     "lookup-2": 0.9,
     "transformers": 1.25,
     "assisted-1": 2.0,
     "assisted-2": 1.5,
 }
 SURVIVAL = Survival([0.5, 0.25, 0.125])
-PHASES = ["calibration", "confirmation", "isolated forwards", "batches"]
+PHASES = ["calibration", "isolated forwards", "confirmation", "batches"]
 TICK_S = 1e-6
 
 
@@ -87,7 +88,9 @@ class PricedContestants(Contestants):
     clock: Clock = field(default_factory=Clock)
     seen: list[tuple[str, int, list[list[int]]]] = field(default_factory=list)
 
-    def engine(self, draft_length, *, max_new_tokens, batch_size=1):
+    def engine(self, draft_length, *, max_new_tokens, batch_size=1, tree=None):
+        if tree is not None:
+            return self._arm(f"tree-{tree.num_nodes}", max_new_tokens)
         return self._arm(f"engine-{draft_length}", max_new_tokens)
 
     def adaptive(self, lengths, *, max_new_tokens, batch_size=1):

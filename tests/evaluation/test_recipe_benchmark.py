@@ -38,7 +38,7 @@ def project(loaded, rollouts, tmp_path_factory):
     write_json(root / "build/target.json", {"digest": loaded.identity.digest})
     sections = {
         "distill": asdict(make_config(steps=20)),
-        "evaluation": asdict(dataclasses.replace(EVALUATION, decoding_prompts=8)),
+        "evaluation": asdict(dataclasses.replace(EVALUATION, decoding_prompts=8, draft_length=3)),
         "benchmark": asdict(BENCHMARK),
     }
     write_config(root / "build/config.yaml", sections)

@@ -152,7 +152,7 @@ def test_the_pair_is_lossless_and_the_control_was_noticed(record):
 
 def test_progress_is_told_of_all_work(record, evaluator):
     assert evaluator.on_phase.totals == evaluator.on_phase.num_done
-    assert len(evaluator.on_phase.totals) == 5
+    assert len(evaluator.on_phase.totals) == 6
 
 
 def test_the_same_evaluation_gives_the_same_record(record, evaluator, drafts):

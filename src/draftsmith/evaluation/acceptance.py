@@ -15,19 +15,19 @@ from transformers import PreTrainedModel
 
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.decoding import (
+    NO_TREES,
     Engine,
     Event,
     Request,
     Result,
     SamplingParams,
-    Tree,
+    TreesByRows,
     with_lookup,
 )
 from draftsmith.decoding.distribution import OneHot, SamplingTensors, densify, distribution
 from draftsmith.decoding.trace import Trace, position_counts
 from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.drafts.student import head_logits
-from draftsmith.evaluation.choice import served_trees
 from draftsmith.evaluation.intervals import Estimate, bootstrap_ratio_of_sums
 
 Item = TypeVar("Item")
@@ -133,7 +133,7 @@ def _chunks(count: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class DecodingPlan:
-    """How prompts are decoded when survival and tau are measured; a tree in the place of chains."""
+    """How prompts are decoded when survival and tau are measured."""
 
     draft_length: int
     lookup_length: int
@@ -141,7 +141,7 @@ class DecodingPlan:
     batch_size: int
     stop_ids: tuple[int, ...]
     seed: int
-    tree: Tree | None = None
+    trees: TreesByRows = NO_TREES
 
 
 def decode(
@@ -154,7 +154,7 @@ def decode(
     on_event: Callable[[Event], None] = lambda _event: None,
 ) -> dict[str, Result]:
     """Decode (id, token ids) prompts speculatively; results by prompt id."""
-    drafter = draft.proposer(trees=served_trees(plan.tree, plan.batch_size))
+    drafter = draft.proposer(trees=plan.trees)
     proposer, length = with_lookup(drafter, plan.draft_length, plan.lookup_length)
     engine = Engine(target, proposer, max_rows=plan.batch_size, draft_length=length)
     params = SamplingParams(

@@ -34,7 +34,7 @@ from draftsmith.evaluation.acceptance import (
 from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.benchmark import OnPhase, PairBench, silent
 from draftsmith.evaluation.cost_model import Survival
-from draftsmith.evaluation.guesses import NO_GUESSES, Guesses
+from draftsmith.evaluation.guesses import NO_GUESSES, Guesses, served_trees
 from draftsmith.evaluation.intervals import bootstrap_mean
 from draftsmith.evaluation.settings import BenchmarkConfig
 from draftsmith.evaluation.timing import timed
@@ -180,7 +180,7 @@ def _guesses(
         len(chosen),
         pair.stop_ids,
         config.seed,
-        comb,
+        served_trees(comb, len(chosen)),
     )
     results = decode(target, draft, chosen, temperature=0.0, plan=plan)
     return Guesses.counted([result.trace for result in results.values()], comb)

@@ -29,7 +29,7 @@ from draftsmith.decoding import (
 )
 from draftsmith.decoding.steps import BuildStep
 from draftsmith.drafts.joined import LoadedDraft
-from draftsmith.evaluation.choice import served_trees
+from draftsmith.evaluation.guesses import served_trees
 from draftsmith.evaluation.timing import Arm
 
 _PADDING = 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draftsmith.decoding import NO_TREES, Tree, TreesByRows
 from draftsmith.errors import EvidenceError
 
 _UNMEASURED_LENGTH = 2
@@ -31,21 +30,6 @@ def best_recipe(benchmark: Mapping[str, Any]) -> str:
     return max(sorted(recipes), key=lambda name: recipes[name]["speedup"]["mean"])
 
 
-def served_trees(tree: Tree | None, rows: int) -> TreesByRows:
-    """A tree as it is served to batches of up to so many rows.
-
-    Where the temperature is above 0 its guesses are drawn: then the first of them is the token that
-    a chain would have drafted, and what is counted of a service compares with what was evaluated.
-    """
-    return NO_TREES if tree is None else TreesByRows({rows: tree}, is_sampled=True)
-
-
-def served_tree(measured: Mapping[str, Any], *, rows: int) -> Tree | None:
-    """The tree that a pair drafts at a batch size; None is a chain. Arguments as below."""
-    parents = _entry_of(measured, rows).get("tree")
-    return Tree(tuple(int(parent) for parent in parents)) if parents else None
-
-
 def served_lengths(measured: Mapping[str, Any], *, rows: int) -> tuple[int, int]:
     """Draft and copy length of a pair at a batch size; (0, 0) where drafts did not pay.
 
@@ -54,14 +38,15 @@ def served_lengths(measured: Mapping[str, Any], *, rows: int) -> tuple[int, int]
         rows: Requests that are decoded together. Between two measured sizes the larger one counts,
             beyond all of them the largest.
     """
-    entry = _entry_of(measured, rows)
+    entry = entry_of(measured, rows)
     if entry is not measured and entry.get("speedup", 1.0) < 1:
         return 0, 0
     copies = entry.get("lookup_length", measured.get("lookup_length"))
     return int(entry.get("draft_length", _UNMEASURED_LENGTH)), int(copies or 0)
 
 
-def _entry_of(measured: Mapping[str, Any], rows: int) -> Mapping[str, Any]:
+def entry_of(measured: Mapping[str, Any], rows: int) -> Mapping[str, Any]:
+    """What was measured for a batch size; arguments as in `served_lengths`."""
     batches = sorted(measured.get("batch", ()), key=lambda entry: int(entry["batch_size"]))
     if rows == 1 or not batches:
         return measured

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftsmith.decoding import Trace, Tree
+from draftsmith.decoding import NO_TREES, Trace, Tree, TreesByRows
+from draftsmith.evaluation.choice import entry_of
 from draftsmith.evaluation.cost_model import LEAST_GAIN, ForwardCosts, Rounds, Survival, speedup_of
 
 
@@ -143,3 +144,23 @@ def best_tree(
         if promised > best_speedup:
             best, best_speedup = tree, promised
     return best, best_speedup if best is not None else beat
+
+
+def served_tree(measured: Mapping[str, Any], *, rows: int) -> Tree | None:
+    """The tree that a pair drafts at a batch size; None is a chain.
+
+    Args:
+        measured: A recipe's entry of reports/benchmark.json; empty where nothing was measured.
+        rows: Requests that are decoded together.
+    """
+    parents = entry_of(measured, rows).get("tree")
+    return Tree(tuple(int(parent) for parent in parents)) if parents else None
+
+
+def served_trees(tree: Tree | None, rows: int) -> TreesByRows:
+    """A tree as it is served to batches of up to so many rows.
+
+    Where the temperature is above 0 its guesses are drawn: then the first of them is the token that
+    a chain would have drafted, and what is counted of a service compares with what was evaluated.
+    """
+    return NO_TREES if tree is None else TreesByRows({rows: tree}, is_sampled=True)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from draftsmith.artifacts import digest_json
 from draftsmith.corpus.rollouts import Rollout
-from draftsmith.decoding import Event, Result, Tree
+from draftsmith.decoding import NO_TREES, Event, Result, Tree, TreesByRows
 from draftsmith.decoding.trace import accepted_fraction, position_counts
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.drafts.joined import LoadedDraft
@@ -31,7 +31,7 @@ from draftsmith.evaluation.acceptance import (
     in_turn,
     teacher_forced_alpha,
 )
-from draftsmith.evaluation.guesses import Guesses
+from draftsmith.evaluation.guesses import Guesses, served_trees
 from draftsmith.evaluation.intervals import Estimate, bootstrap_mean, bootstrap_ratio_of_sums
 from draftsmith.evaluation.losslessness import (
     SelfTest,
@@ -191,12 +191,12 @@ class Evaluator:
             return {}
         temperature, comb = min(self.config.temperatures), Tree.comb(self.config.guesses)
         chosen = _fair_order(self._rollouts_at(temperature))[: self.config.guess_prompts]
-        plan = self._plan(comb.depth, comb)
+        plan = self._plan(comb.depth, served_trees(comb, self.config.batch_size))
         results = self._decoded(draft, "guesses", chosen, temperature, plan)
         counted = Guesses.counted([result.trace for result in results.values()], comb)
         return {_key(temperature): asdict(counted)}
 
-    def _plan(self, length: int, tree: Tree | None = None) -> DecodingPlan:
+    def _plan(self, length: int, trees: TreesByRows = NO_TREES) -> DecodingPlan:
         config = self.config
         return DecodingPlan(
             length,
@@ -205,7 +205,7 @@ class Evaluator:
             config.batch_size,
             self.stop_ids,
             config.seed,
-            tree,
+            trees,
         )
 
     def _add_decoding(

@@ -36,8 +36,9 @@ from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.errors import TargetError
 from draftsmith.evaluation.adaptive import AdaptiveLengths
 from draftsmith.evaluation.arms import Contestants
-from draftsmith.evaluation.choice import served_lengths, served_tree, served_trees
+from draftsmith.evaluation.choice import served_lengths
 from draftsmith.evaluation.cost_model import Survival
+from draftsmith.evaluation.guesses import served_tree, served_trees
 from draftsmith.evaluation.profiling import Grid, cost_key, held_costs, kept_costs, round_costs
 from draftsmith.registry.pair import PairRecord
 from draftsmith.targets.loading import LoadedTarget

@@ -94,12 +94,12 @@ class MedusaHeads(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """The target's embedding."""
-        embedding: nn.Module = self.embedding
-        return embedding
+        return self.embedding
 
     def get_output_embeddings(self) -> nn.Module:
         """The target's output rows."""
-        return self.lm_head
+        rows: nn.Module = self.lm_head
+        return rows
 
     def run(self, hidden: Tensor, num_heads: int) -> Tensor:
         """States of the first heads, `[..., heads, hidden]`.

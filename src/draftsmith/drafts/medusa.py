@@ -95,8 +95,7 @@ class MedusaHeads(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """The target's embedding."""
-        embedding: nn.Module = self.embedding
-        return embedding
+        return self.embedding
 
     def get_output_embeddings(self) -> nn.Module:
         """The target's output rows."""

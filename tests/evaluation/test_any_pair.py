@@ -160,7 +160,7 @@ class TestCommand:
     def test_it_shows_figures_and_verdict_and_the_same_as_json(self, command):
         done = CliRunner().invoke(app, [*command, "--budget", "1s"])
         assert done.exit_code == 0, done.output
-        for words in ("alpha", "tau", "speedup", "prompt lookup", "At draft length"):
+        for words in ("alpha", "tau", "speedup", "prompt lookup", "in the same engine"):
             assert words in done.stdout
         done = CliRunner().invoke(app, [*command, "--budget", "1s", "--json"])
         entry = json.loads(done.stdout)

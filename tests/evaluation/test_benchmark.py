@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from draftsmith.artifacts import read_json, write_json
+from draftsmith.decoding import Tree
 from draftsmith.evaluation import timing
 from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.benchmark import Bench, PairBench
 from draftsmith.evaluation.cost_model import Survival
+from draftsmith.evaluation.guesses import Guesses, served_tree
 from draftsmith.evaluation.settings import BenchmarkConfig
 
 CONFIG = BenchmarkConfig(
@@ -196,7 +198,29 @@ class TestEntry:
         round_ms = 2 * cost["draft_step_ms"] + cost["verify_ms"]["3"]
         expected = entry["tau"] * cost["target_step_ms"] / round_ms
         assert entry["predicted_speedup"] == pytest.approx(expected)
-        assert set(cost["verify_ms"]) == {"1", "2", "3", "4"}
+        assert set(cost["verify_ms"]) == {str(width) for width in range(1, 8)}  # of trees, too
+
+    def test_a_tree_that_promises_more_is_served_and_measured_beside_the_chain(self, bench):
+        """To this clock a verification costs the same whatever its width."""
+        guesses = Guesses([[0.5, 0.3], [0.5, 0.1]], [100, 50])
+        entry = bench().run(SURVIVAL, guesses)
+        tree = Tree(tuple(entry["tree"]))
+        assert tree.num_nodes > tree.depth
+        assert entry["draft_length"] == tree.depth
+        assert entry["tau"] == pytest.approx(guesses.expected_tokens(tree))
+        assert entry["speedup"]["mean"] == pytest.approx(1 / 0.45, rel=1e-3)
+        assert entry["arms"]["chain"]["draft_length"] == 2
+        assert entry["ratios"]["speculative_vs_chain"]["mean"] == pytest.approx(
+            0.5 / 0.45, rel=1e-3
+        )
+        assert served_tree(entry, rows=1) == tree
+
+    def test_without_nodes_nothing_but_chains_is_tried(self, bench):
+        guesses = Guesses([[0.5, 0.3]], [100])
+        config = dataclasses.replace(CONFIG, max_tree_nodes=0)
+        entry = bench(config=config).run(SURVIVAL, guesses)
+        assert entry["tree"] == []
+        assert "chain" not in entry["arms"]
 
     def test_the_entry_can_be_written(self, bench, tmp_path):
         entry = bench().run(SURVIVAL)

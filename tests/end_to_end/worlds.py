@@ -194,7 +194,9 @@ WORLDS: dict[str, World] = {
                 "checkpoint_steps": 100,
             },
             "drafts": {
-                recipe: {"vocabulary_size": 256} for recipe in ("student", "eagle", "medusa")
+                "student": {"vocabulary_size": 256},
+                "eagle": {"vocabulary_size": 256},
+                "medusa": {"vocabulary_size": 256, "num_blocks": 2},
             },
             "evaluation": {
                 "temperatures": [0.0],

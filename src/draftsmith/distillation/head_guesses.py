@@ -69,7 +69,7 @@ def guess_rates(hits: Tensor, positions: Tensor) -> dict[str, Any]:
         hits: int64 `[heads, ranks]`: positions whose token is the head's r-th guess.
         positions: int64 `[heads]`: all that were judged.
     """
-    shares = (hits / positions[:, None].clamp(min=1)).tolist()
+    shares = (hits.double() / positions[:, None].clamp(min=1)).tolist()
     return {
         "positions": positions.tolist(),
         "rank_shares": shares,

@@ -1,8 +1,9 @@
 """The promotion decision: every check, one verdict, reasons that say by how much.
 
 The checks of drift are here because they depend on one another (a reused draft is judged by its
-own record, a new one against the champion); all others are in `promotion_rule.py`. Pure: reads
-reports, writes nothing, is told what day it is. docs/gate.md is the schema of what it returns.
+own record where its target has no champion, any other against the champion); all others are in
+`promotion_rule.py`. Pure: reads reports, writes nothing, is told what day it is. docs/gate.md is the
+schema of what it returns.
 """
 
 from __future__ import annotations

@@ -122,7 +122,8 @@ def test_the_page_on_monitoring_says_the_same():
     ]
     assert (
         "a drop of 0.1 was found in {} of the streams within 400 requests, one of 0.05 in {} within "
-        "1,600; with 180 decoded prompts in {} and {}.".format(*shares) in text
+        "1,600; with 180 decoded prompts in {} and {}.".format(*shares)
+        in text
     )
     weeks = num_streams("quiet", "a look every 40 requests")
     assert f"No unchanged draft raised an alarm in {weeks} simulated weeks" in text

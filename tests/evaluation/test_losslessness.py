@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 
-from draftsmith.decoding import Engine, attention
+from draftsmith.decoding import Engine, Tree, attention
 from draftsmith.decoding.slot_model import SlotModel
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.evaluation import losslessness
@@ -55,6 +56,20 @@ def test_float32_output_is_that_of_transformers_whatever_the_draft(
     assert result["holds"]
     assert result["num_identical"] == result["num_prompts"] == NUM_PROMPTS
     assert NUM_PROMPTS < result["num_tokens"] <= NUM_PROMPTS * test.num_tokens
+
+
+def test_trees_are_part_of_the_test_in_both_dtypes(
+    target, drafts, half_pair, questions, test, monkeypatch
+):
+    with_tree = dataclasses.replace(test, tree=Tree.comb([3, 2, 1]))
+    result = exact_equality(target, drafts["student"], questions, with_tree)
+    assert result["holds"]
+    assert result["num_tree_nodes"] == 6
+    assert near_ties(*half_pair, questions, with_tree)["holds"]
+    monkeypatch.setattr(Engine, "_keep_paths", lambda _self, _places: None)
+    assert exact_equality(target, drafts["student"], questions, test)["holds"]
+    assert not exact_equality(target, drafts["student"], questions, with_tree)["holds"]
+    assert not near_ties(*half_pair, questions, with_tree)["holds"]
 
 
 def test_the_reference_does_not_use_the_engines_attention(

@@ -128,9 +128,12 @@ class Engine:
 
     def _reserve(self) -> None:
         for cached in (self._target, self._proposer):
-            longest = max(self.max_draft_length, most_nodes(self._proposer))
-            slots = self.max_context + longest + 1
-            cached.reserve(rows=self._num_rows, slots=slots)
+            cached.reserve(rows=self._num_rows, slots=self.max_context + self.max_width)
+
+    @property
+    def max_width(self) -> int:
+        """Most positions of a verification."""
+        return max(self.max_draft_length, most_nodes(self._proposer)) + 1
 
     @property
     def is_busy(self) -> bool:

@@ -22,6 +22,7 @@ from draftsmith.decoding import (
     Proposer,
     Request,
     SamplingParams,
+    Tree,
     with_lookup,
 )
 from draftsmith.decoding.acceptance import Proposal, Verdict, Verify
@@ -29,6 +30,7 @@ from draftsmith.decoding.batch import pad_prompts
 from draftsmith.decoding.distribution import Distribution, draw
 from draftsmith.decoding.slot_model import SlotModel
 from draftsmith.drafts.joined import LoadedDraft
+from draftsmith.evaluation.guesses import served_trees
 
 _ROWS = 8
 
@@ -42,12 +44,24 @@ class SelfTest:
         lookup_length: Tokens copied from the text in the place of a draft; 0 never copies.
         num_tokens: Tokens of a prompt.
         stop_ids: Ids that end a response.
+        tree: Drafted too, beside chains; None leaves trees out.
     """
 
     draft_length: int
     lookup_length: int
     num_tokens: int
     stop_ids: tuple[int, ...]
+    tree: Tree | None = None
+
+    @property
+    def shapes(self) -> list[Tree | None]:
+        """What is drafted in turn; None is a chain."""
+        return [None] if self.tree is None else [None, self.tree]
+
+    def width(self, tree: Tree | None) -> int:
+        """Positions of a verification."""
+        drafts = self.draft_length if tree is None else tree.num_nodes
+        return max(drafts, self.lookup_length) + 1
 
 
 @dataclass(frozen=True)
@@ -88,12 +102,13 @@ def exact_equality(
     # switches it back.
     target.set_attn_implementation("sdpa")
     reference = {name: transformers_greedy(target, ids, test) for name, ids in prompts}
-    speculative = greedy(target, draft, prompts, test)
-    identical = sum(speculative[name] == reference[name] for name, _ in prompts)
+    outputs = [greedy(target, draft, prompts, test, tree=tree) for tree in test.shapes]
+    identical = sum(all(o[name] == reference[name] for o in outputs) for name, _ in prompts)
     return {
         "num_prompts": len(prompts),
         "num_identical": identical,
         "num_tokens": sum(map(len, reference.values())),
+        "num_tree_nodes": 0 if test.tree is None else test.tree.num_nodes,
         "holds": identical == len(prompts),
     }
 
@@ -102,16 +117,19 @@ def near_ties(
     target: PreTrainedModel, draft: LoadedDraft, prompts: Prompts, test: SelfTest
 ) -> dict[str, Any]:
     """Greedy speculative output against the engine without drafts, both in the target's dtype."""
-    speculative = greedy(target, draft, prompts, test)
     plain = greedy(target, None, prompts, test)
-    width = max(test.draft_length, test.lookup_length) + 1
-    judged = judge_divergences(target, prompts, plain, speculative, width=width)
+    judged = []
+    for tree in test.shapes:
+        speculative = greedy(target, draft, prompts, test, tree=tree)
+        width = test.width(tree)
+        judged.append(judge_divergences(target, prompts, plain, speculative, width=width))
+    differing = {divergence.prompt_id for one in judged for divergence in one.divergences}
     return {
         "num_prompts": len(prompts),
-        "num_identical": len(prompts) - len(judged.divergences),
-        "tolerance": judged.tolerance,
-        "divergences": [asdict(divergence) for divergence in judged.divergences],
-        "holds": judged.holds,
+        "num_identical": len(prompts) - len(differing),
+        "tolerance": max(one.tolerance for one in judged),
+        "divergences": [asdict(divergence) for one in judged for divergence in one.divergences],
+        "holds": all(one.holds for one in judged),
     }
 
 
@@ -178,12 +196,14 @@ def greedy(
     test: SelfTest,
     *,
     verify: Verify | None = None,
+    tree: Tree | None = None,
 ) -> dict[str, list[int]]:
     """Greedy tokens of the engine by prompt, with a draft or without."""
     proposer: Proposer = NoProposer()
     length = 0
     if draft is not None:
-        proposer, length = with_lookup(draft.proposer(), test.draft_length, test.lookup_length)
+        drafter = draft.proposer(trees=served_trees(tree, _ROWS))
+        proposer, length = with_lookup(drafter, test.draft_length, test.lookup_length)
     engine = Engine(target, proposer, max_rows=_ROWS, draft_length=length)
     if verify is not None:
         engine.verify = verify

@@ -277,7 +277,11 @@ class Evaluator:
         prompts = [(r.prompt_id, r.prompt_ids) for r in _fair_order(self.rollouts)]
         config = self.config
         test = SelfTest(
-            config.draft_length, config.lookup_length, config.self_test_tokens, self.stop_ids
+            config.draft_length,
+            config.lookup_length,
+            config.self_test_tokens,
+            self.stop_ids,
+            Tree.comb(config.guesses) if config.guesses else None,
         )
         done = self.on_phase("losslessness self-test", 3)
         exact_target = copy.deepcopy(self.target).float()

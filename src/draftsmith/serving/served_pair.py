@@ -96,7 +96,7 @@ def self_test(served: ServedPair) -> Generator[None, None, None]:
     served.engine.open(served.max_tokens)
     differing = [name for name in expected if answers[name] != expected[name]]
     if differing:
-        width = served.engine.max_draft_length + 1
+        width = served.engine.max_width
         judged = judge_divergences(pair.target.model, prompts, expected, answers, width=width)
         worst = max(divergence.gap for divergence in judged.divergences)
         _LOG.info("event=near_ties answers=%d gap=%.3g", len(differing), worst)

@@ -11,7 +11,7 @@ import torch
 
 from draftsmith.decoding import acceptance as rule_module
 from draftsmith.decoding.acceptance import Proposal, verify
-from draftsmith.decoding.distribution import Dense, OneHot
+from draftsmith.decoding.distribution import Dense
 from draftsmith.decoding.tree import Tree, TreesByRows, follow, visible_slots
 from draftsmith.errors import DecodingError
 
@@ -287,17 +287,3 @@ def test_verification_of_siblings_is_that_rule(seed, monkeypatch):
         assert int(verdict.num_accepted[row]) == len(path)
         assert verdict.path[row, : len(path)].tolist() == path
         assert torch.allclose(laws[0][row], torch.tensor(next_law, dtype=torch.float64))
-
-
-def test_the_spine_of_a_proposal_is_the_chain_of_first_guesses():
-    tokens = torch.tensor([[5, 6, 7, 8]])
-    chain = Proposal(tokens, OneHot(tokens), torch.tensor([2]), tree=EXAMPLE).spine()
-    assert chain.tree is None
-    assert chain.tokens.tolist() == [[5, 7]]
-    assert chain.drawn_from.ids.tolist() == [[5, 7]]
-
-
-def test_a_spine_that_is_shorter_than_another_path_counts_its_own_drafts():
-    tokens = torch.tensor([[5, 6, 7]])
-    proposal = Proposal(tokens, OneHot(tokens), torch.tensor([2]), tree=Tree((0, 0, 2)))
-    assert proposal.spine().counts.tolist() == [1]

@@ -272,6 +272,50 @@ def test_copies_stand_in_for_guesses_and_change_no_token(llama, max_rows):
     assert not all(all(r.trace.from_text) for r in found)
 
 
+@pytest.mark.parametrize("is_sampled", [False, True], ids=["certain", "sampled"])
+@pytest.mark.parametrize("max_rows", [3, 5])
+def test_sampled_requests_are_as_alone_whoever_copies_beside_them(llama, max_rows, is_sampled):
+    requests = random_requests(40, seed=21)
+    draft = DraftModelProposer(llama.draft, trees=trees(COMB, is_sampled=is_sampled))
+    lengths = FixedLengths(Lengths(4, copy=6))
+    proposer = LookupFirstProposer(draft, lengths, min_ngram=1)
+    engine = Engine(llama.target, proposer, max_rows=max_rows, draft_length=6)
+    alone = [engine.generate([r])[0].token_ids for r in requests]
+    together = engine.generate(requests)
+    assert [r.token_ids for r in together] == alone
+    ranks = [rank for r in together for path in r.trace.ranks for rank in path]
+    assert any(ranks), "no guess beside a spine was ever right"
+    assert any(any(r.trace.from_text) for r in together)
+
+
+@pytest.mark.parametrize("name", ["draft", "eagle", "medusa"])
+def test_copies_beside_a_tree_have_room_at_the_end_of_the_longest_row(
+    family, expected, ragged_prompts, name
+):
+    """The one whose last token is being verified, with neighbours that copy and draft."""
+    models = family("llama")
+    alone = Engine(models.target, NoProposer(), max_rows=1, draft_length=0)
+    texts = list(zip(ragged_prompts, expected("llama"), strict=True))
+    for longest in range(57, 66):  # across the rounding of slots
+        repeated = [7, 8, 9, 10, 11, 12] * 4
+        requests = [
+            Request("long", list(range(1, longest - 8)), SamplingParams(max_new_tokens=9)),
+            Request("copies", repeated, SamplingParams(max_new_tokens=30)),
+            Request("drafts", [5, 9, 2], SamplingParams(max_new_tokens=30)),
+        ]
+        shape = trees(Tree.comb([8]))
+        if name == "draft":
+            draft = DraftModelProposer(models.draft, trees=shape)
+        else:
+            fit = {"eagle": fitted_head, "medusa": fitted_heads}[name]
+            draft = head_proposer(fit(models.reference, texts, steps=1), trees=shape)
+        lengths = FixedLengths(Lengths(1, copy=5))
+        proposer = LookupFirstProposer(draft, lengths, min_ngram=1)
+        engine = Engine(models.target, proposer, max_rows=3, draft_length=5)
+        expected_tokens = [alone.generate([r])[0].token_ids for r in requests]
+        assert [r.token_ids for r in engine.generate(requests)] == expected_tokens
+
+
 class Forbid:
     """A processor that forbids one token behind another."""
 

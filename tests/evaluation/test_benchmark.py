@@ -215,6 +215,15 @@ class TestEntry:
         )
         assert served_tree(entry, rows=1) == tree
 
+    def test_a_tree_that_is_slower_than_its_chain_is_not_served(self, bench, monkeypatch):
+        slow = {name: 0.6 for name in COSTS if name.startswith("tree")}
+        monkeypatch.setattr("tests.evaluation.test_benchmark.COSTS", COSTS | slow)
+        entry = bench().run(SURVIVAL, Guesses([[0.5, 0.3], [0.5, 0.1]], [100, 50]))
+        assert (entry["tree"], entry["draft_length"]) == ([], 2)
+        assert entry["speedup"]["mean"] == pytest.approx(2.0, rel=1e-3)
+        assert entry["tau"] == 1 + sum(SURVIVAL.draft[:2])
+        assert entry["arms"]["tree"]["tokens_per_s"] < entry["arms"]["speculative"]["tokens_per_s"]
+
     def test_without_nodes_nothing_but_chains_is_tried(self, bench):
         guesses = Guesses([[0.5, 0.3]], [100])
         config = dataclasses.replace(CONFIG, max_tree_nodes=0)

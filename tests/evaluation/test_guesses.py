@@ -56,6 +56,19 @@ def test_rows_near_their_end_draft_less_and_are_counted_as_far():
     assert found.shares[0] == [0.0, 1.0, 0.0]
 
 
+def test_rounds_of_chains_are_left_out():
+    chain = Trace()
+    chain.record(drafted=2, accepted=2, committed=3)
+    assert Guesses.counted([chain], COMB).reached == [0, 0]
+
+
+def test_a_longer_chain_is_no_tree():
+    """Calibration has measured the lengths of chains; a promise does not overrule it."""
+    certain = Guesses([[0.9], [0.9]], [9, 9])
+    tree, promised = best_tree(certain, Survival([]), FLAT, TreeLimits(9), rows=1, beat=1.1)
+    assert (tree, promised) == (None, 1.1)
+
+
 def test_what_was_recorded_comes_back():
     entry = {"shares": [[0.5, 0.2]], "reached": [9]}
     assert Guesses.recorded(entry) == Guesses([[0.5, 0.2]], [9])
@@ -138,9 +151,9 @@ def test_no_nodes_are_no_tree():
 
 
 def test_heads_that_guess_at_once_pay_one_step():
-    deep = Guesses([[0.6], [0.6], [0.6]], [9, 9, 9])
+    deep = Guesses([[0.6, 0.1], [0.6], [0.6]], [9, 9, 9])
     slow = ForwardCosts(20.0, 12.0, dict.fromkeys(range(1, 18), 20.0))
-    one_by_one, _ = best_tree(deep, Survival([]), slow, TreeLimits(3), rows=1, beat=0.1)
+    one_by_one, _ = best_tree(deep, Survival([]), slow, TreeLimits(4), rows=1, beat=0.1)
     heads = dataclasses.replace(slow, drafts_at_once=True)
-    at_once, _ = best_tree(deep, Survival([]), heads, TreeLimits(3), rows=1, beat=0.1)
+    at_once, _ = best_tree(deep, Survival([]), heads, TreeLimits(4), rows=1, beat=0.1)
     assert one_by_one.depth < at_once.depth == 3

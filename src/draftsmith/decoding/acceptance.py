@@ -15,7 +15,6 @@ Source: Leviathan et al. 2023, theorem 1; Chen et al. 2023, algorithm 2; for tre
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -55,21 +54,6 @@ class Proposal:
     entries: Tensor | None = None
     from_text: frozenset[int] = frozenset()
     tree: Tree | None = None
-
-    def spine(self) -> Proposal:
-        """The first guesses alone, as a chain; itself where it is one."""
-        if self.tree is None:
-            return self
-        spine = list(self.tree.spine)
-        tokens = self.tokens[:, spine]
-        return dataclasses.replace(
-            self,
-            tokens=tokens,
-            drawn_from=OneHot(tokens) if isinstance(self.drawn_from, OneHot) else self.drawn_from,
-            counts=self.counts.clamp(max=len(spine)),  # another path may be longer
-            entries=None if self.entries is None else self.entries[:, spine],
-            tree=None,
-        )
 
 
 @dataclass(frozen=True)

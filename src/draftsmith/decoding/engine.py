@@ -132,8 +132,8 @@ class Engine:
 
     @property
     def max_width(self) -> int:
-        """Most positions of a verification."""
-        return max(self.max_draft_length, most_nodes(self._proposer)) + 1
+        """Most positions of a verification: rows that copy lengthen the tree of the others."""
+        return self.max_draft_length + most_nodes(self._proposer) + 1
 
     @property
     def is_busy(self) -> bool:

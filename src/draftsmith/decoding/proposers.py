@@ -240,7 +240,7 @@ class LookupFirstProposer:
 
     def __init__(self, draft: Proposer, lengths: LengthPolicy, *, min_ngram: int = 2) -> None:
         self._draft = draft
-        self.reader, self.trees = reader_of(draft), getattr(draft, "trees", NO_TREES)
+        self.reader = reader_of(draft)
         self._lengths = lengths
         self._lookup = PromptLookupProposer(min_ngram=min_ngram)
         self._num_rounds = 0
@@ -270,15 +270,21 @@ class LookupFirstProposer:
         drafted = self._draft.propose(batch, rest)
         if not any(found):
             return drafted
-        if drafted.tree is None or isinstance(drafted.drawn_from, Dense):
-            return _merged(batch, found, drafted.spine())
+        if drafted.tree is None:
+            return _merged(batch, found, drafted)
         return _with_copies(batch, found, drafted, drafted.tree)
+
+    @property
+    def trees(self) -> TreesByRows:
+        """Those of the draft."""
+        trees: TreesByRows = getattr(self._draft, "trees", NO_TREES)
+        return trees
 
     def _copied(self, batch: Batch, found: list[list[int]]) -> Proposal:
         """Copies alone; as a tree where it may be one, so that neighbours change no row's rule."""
         copied = _copied(batch, found)
         if self.trees.max_nodes == 0 or self.trees.is_sampled:
-            return copied
+            return copied  # a copy is tried by the same rule in a chain and in a sampled tree
         return dataclasses.replace(copied, tree=Tree.chain(copied.tokens.shape[1]))
 
     def observe(self, batch: Batch) -> None:
@@ -311,7 +317,7 @@ def with_lookup(draft: Proposer, draft_length: int, lookup_length: int) -> tuple
 
 
 def _with_copies(batch: Batch, found: list[list[int]], drafted: Proposal, tree: Tree) -> Proposal:
-    """A tree of certain guesses, along whose spine some rows have copies instead."""
+    """A tree along whose spine some rows have copies, which are certain."""
     longer = tree.with_spine(max(map(len, found)))
     rows = [index for index, copy in enumerate(found) if copy]
     places = to_device(rows, batch.device)
@@ -321,7 +327,10 @@ def _with_copies(batch: Batch, found: list[list[int]], drafted: Proposal, tree: 
     tokens[places[:, None], spine] = copies
     lengths = to_device([len(found[row]) for row in rows], batch.device)
     counts = drafted.counts.index_copy(0, places, lengths)
-    return Proposal(tokens, OneHot(tokens), counts, from_text=frozenset(rows), tree=longer)
+    drawn_from: Distribution = OneHot(tokens)
+    if isinstance(drafted.drawn_from, Dense):
+        drawn_from = _certain_rows(batch, drafted.drawn_from, places, copies)
+    return Proposal(tokens, drawn_from, counts, from_text=frozenset(rows), tree=longer)
 
 
 def _merged(batch: Batch, found: list[list[int]], drafted: Proposal) -> Proposal:
@@ -337,9 +346,18 @@ def _merged(batch: Batch, found: list[list[int]], drafted: Proposal) -> Proposal
     counts = drafted.counts.index_copy(0, places, lengths)
     drawn_from: Distribution = OneHot(tokens)
     if isinstance(drafted.drawn_from, Dense):
-        # Copies may lie outside a trimmed vocabulary, so the rows share the whole one.
-        probs = densify(drafted.drawn_from, batch.vocab_size, drafted.drawn_from.probs.dtype)
-        probs = torch.nn.functional.pad(probs, (0, 0, 0, width - probs.shape[1]))
-        certain = densify(OneHot(copies), batch.vocab_size, probs.dtype)
-        drawn_from = Dense(probs.index_copy(0, places, certain))
+        drawn_from = _certain_rows(batch, drafted.drawn_from, places, copies)
     return Proposal(tokens, drawn_from, counts, from_text=frozenset(rows))
+
+
+def _certain_rows(batch: Batch, laws: Dense, places: Tensor, copies: Tensor) -> Dense:
+    """Laws of the drafts, by row, in which copies `[copying rows, width]` are certain.
+
+    Copies may lie outside a trimmed vocabulary, so the rows share the whole one.
+    """
+    probs = densify(laws, batch.vocab_size, laws.probs.dtype)
+    width = max(probs.shape[1], copies.shape[1])
+    probs = torch.nn.functional.pad(probs, (0, 0, 0, width - probs.shape[1]))
+    certain = densify(OneHot(copies), batch.vocab_size, probs.dtype)
+    certain = torch.nn.functional.pad(certain, (0, 0, 0, width - certain.shape[1]))
+    return Dense(probs.index_copy(0, places, certain))

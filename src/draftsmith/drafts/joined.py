@@ -97,6 +97,11 @@ class LoadedDraft:
         return self.manifest.family != MEDUSA
 
     @property
+    def max_draft_length(self) -> int:
+        """Most tokens that it can draft in a round."""
+        return self.model.num_heads if isinstance(self.model, MedusaHeads) else 1 << 30
+
+    @property
     def is_causal_lm(self) -> bool:
         """Whether it predicts from tokens alone, so that other engines can draft with it."""
         return self.manifest.family not in (EAGLE, MEDUSA)

@@ -40,7 +40,8 @@ def predicted_changes(
         confidence: Their coverage.
 
     Returns:
-        `speedup` is None at a temperature at which speed was not measured.
+        `speedup` is None at a temperature at which speed was not measured, and for a pair that
+        drafts trees: what of them is accepted does not follow from alpha.
     """
     length = int(benchmark["draft_length"])
     old, new = (
@@ -49,7 +50,8 @@ def predicted_changes(
     )
     tau = compare(old, new, seed=seed, confidence=confidence)
     speedup: dict[str, Any] | None = None
-    if temperature == temperature_key(float(benchmark["temperature"])):
+    is_measured = temperature == temperature_key(float(benchmark["temperature"]))
+    if is_measured and not benchmark.get("tree"):
         speedup = asdict(_scaled(tau, 1 / _round_cost(benchmark["cost"], length)))
     return {
         "method": "from alpha, as if it were the same at every position and nothing copied",

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from draftsmith.artifacts import digest_json, read_json, short, write_json
 from draftsmith.corpus.rollouts import Rollout
-from draftsmith.decoding import Lengths, Tree
+from draftsmith.decoding import Lengths
 from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.adaptive import AdaptiveLengths
@@ -27,11 +27,9 @@ from draftsmith.evaluation.cost_model import (
     ForwardCosts,
     Survival,
     best_lengths,
-    expected_tokens,
-    predicted_speedup,
     with_copies,
 )
-from draftsmith.evaluation.guesses import NO_GUESSES, Guesses, TreeLimits, best_tree
+from draftsmith.evaluation.guesses import NO_GUESSES, Drafting, Guesses, TreeLimits, best_tree
 from draftsmith.evaluation.profiling import (
     Grid,
     costs_from_json,
@@ -62,36 +60,6 @@ OnPhase = Callable[[str, int], Callable[[int], None]]
 def silent(_phase: str, _total: int) -> Callable[[int], None]:
     """No progress."""
     return lambda _done: None
-
-
-@dataclass(frozen=True)
-class Drafting:
-    """What a batch size drafts.
-
-    Attributes:
-        length: Draft positions; 0 is nothing.
-        tree: Its shape; None is a chain.
-        tau: Expected tokens of a round.
-        predicted_speedup: By the measured acceptance and costs.
-    """
-
-    length: int
-    tree: Tree | None
-    tau: float
-    predicted_speedup: float
-
-    @classmethod
-    def chain(
-        cls, length: int, survival: Survival, costs: ForwardCosts, *, rows: int = 1
-    ) -> Drafting:
-        """So many tokens in a row."""
-        speedup = predicted_speedup(survival, length, costs, rows)
-        return cls(length, None, expected_tokens(survival, length), speedup)
-
-    @property
-    def parents(self) -> list[int]:
-        """The tree as records hold it; empty is a chain."""
-        return [] if self.tree is None else list(self.tree.parents)
 
 
 @dataclass(frozen=True)
@@ -128,10 +96,13 @@ class PairBench:
         chain = Drafting.chain(length, survival, forward)
         served = self._best(chain, survival, guesses, forward, rows=1)
         confirmed = self._phase("confirmation", lambda: self._confirm(calibration, served))
+        if not confirmed.pop("drafts_tree"):
+            served = chain
         batches = self._phase("batches", lambda: self._batches(served, survival, guesses))
         return {
             "draft_length": served.length,
             "tree": served.parents,
+            "chain_length": length,
             "lookup_length": self.contestants.lookup_length,
             "temperature": self.contestants.temperature,
             "calibration": calibration["lengths"],
@@ -231,14 +202,20 @@ class PairBench:
             arms["transformers_assisted"] = pair.assisted(assisted, max_new_tokens=tokens)
         groups = [[ids] for ids in self._confirmation_prompts]
         timings = interleave(arms, groups, self.on_phase("confirmation", len(groups)))
+        drafts_tree = served.tree is not None
+        if drafts_tree and self._ratio(timings, "speculative", "chain")["mean"] < 1:
+            # Measured slower than it promised to be faster.
+            timings["tree"], timings["speculative"] = timings["speculative"], timings.pop("chain")
+            drafts_tree = False
         entries: dict[str, Any] = {
             name: {"tokens_per_s": timing.tokens_per_s} for name, timing in timings.items()
         }
-        if served.tree is not None:
+        if drafts_tree:
             entries["chain"]["draft_length"] = length
         if assisted is not None:
             entries["transformers_assisted"]["draft_length"] = assisted
         return {
+            "drafts_tree": drafts_tree,
             "speedup": self._ratio(timings, "speculative", "gamma_0"),
             "arms": entries,
             "ratios": {
@@ -380,13 +357,14 @@ class Bench:
         prompts = list({r.prompt_id: (r.domain, r.prompt_ids) for r in self.rollouts}.items())
         ordered = in_turn([(name, domain, ids) for name, (domain, ids) in prompts])
         lookup_length = int(evaluated["lookup_length"])
-        key = digest_json([identity, asdict(self.config), lookup_length, dict(device), ordered])
+        accepted = [evaluated[name] for name in ("survival", "copied")]
+        settings = [asdict(self.config), lookup_length, dict(device)]
+        guesses = evaluated.get("guesses", {})
+        key = digest_json([identity, *settings, ordered, accepted, guesses])
         folder = partial / short(key)
         contestants = Contestants(self.target, draft, self.stop_ids, lookup_length)
         bench = PairBench(self.config, contestants, ordered, folder, self.on_phase)
-        measured = evaluated.get("guesses", {}).get(str(contestants.temperature))
-        entry = bench.run(
-            Survival.recorded(evaluated, contestants.temperature), Guesses.recorded(measured)
-        )
+        measured = Guesses.recorded(guesses.get(str(contestants.temperature)))
+        entry = bench.run(Survival.recorded(evaluated, contestants.temperature), measured)
         shutil.rmtree(folder, ignore_errors=True)
         return identity | entry

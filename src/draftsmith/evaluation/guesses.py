@@ -15,7 +15,15 @@ from typing import Any
 
 from draftsmith.decoding import NO_TREES, Trace, Tree, TreesByRows
 from draftsmith.evaluation.choice import entry_of
-from draftsmith.evaluation.cost_model import LEAST_GAIN, ForwardCosts, Rounds, Survival, speedup_of
+from draftsmith.evaluation.cost_model import (
+    LEAST_GAIN,
+    ForwardCosts,
+    Rounds,
+    Survival,
+    expected_tokens,
+    predicted_speedup,
+    speedup_of,
+)
 
 
 @dataclass(frozen=True)
@@ -40,10 +48,11 @@ class Guesses:
         accepted = [[0] * number for number in comb.guesses]
         reached = [0] * comb.depth
         for trace in traces:
-            rounds = zip(trace.drafted, trace.committed, trace.ranks, trace.from_text, strict=True)
-            for drafted, committed, ranks, is_copy in rounds:
+            for index, drafted in enumerate(trace.drafted):
+                ranks, committed = trace.ranks[index], trace.committed[index]
                 visible = drafted if committed > len(ranks) else min(drafted, committed)
-                if is_copy or not visible:
+                is_of_tree = len(ranks) == trace.accepted[index] and not trace.from_text[index]
+                if not is_of_tree or not visible:
                     continue
                 for place in range(min(visible, comb.depth, len(ranks) + 1)):
                     if any(ranks[:place]):
@@ -139,11 +148,43 @@ def best_tree(
     """
     best, best_speedup = None, beat * LEAST_GAIN
     for tree in guesses.grown(limits.max_nodes, is_comb=limits.is_comb):
+        if max(tree.guesses) == 1:
+            continue  # a chain: its lengths were measured
         rounds = Rounds(guesses.expected_tokens(tree), tree.depth, tree.num_nodes)
         promised = speedup_of(rounds, survived, costs, rows)
         if promised > best_speedup:
             best, best_speedup = tree, promised
     return best, best_speedup if best is not None else beat
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What a batch size drafts.
+
+    Attributes:
+        length: Draft positions; 0 is nothing.
+        tree: Its shape; None is a chain.
+        tau: Expected tokens of a round.
+        predicted_speedup: By the measured acceptance and costs.
+    """
+
+    length: int
+    tree: Tree | None
+    tau: float
+    predicted_speedup: float
+
+    @classmethod
+    def chain(
+        cls, length: int, survival: Survival, costs: ForwardCosts, *, rows: int = 1
+    ) -> Drafting:
+        """So many tokens in a row."""
+        speedup = predicted_speedup(survival, length, costs, rows)
+        return cls(length, None, expected_tokens(survival, length), speedup)
+
+    @property
+    def parents(self) -> list[int]:
+        """The tree as records hold it; empty is a chain."""
+        return [] if self.tree is None else list(self.tree.parents)
 
 
 def served_tree(measured: Mapping[str, Any], *, rows: int) -> Tree | None:

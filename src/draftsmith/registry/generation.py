@@ -26,6 +26,7 @@ from draftsmith.decoding import (
     SamplingParams,
     TokenText,
     Trace,
+    Tree,
     with_lookup,
 )
 from draftsmith.decoding.matching import VerifyMode
@@ -229,7 +230,7 @@ class Pair:
             self._proposer.trees = NO_TREES
             proposer, longest = LookupFirstProposer(self._proposer, adaptive), max(adaptive.limit)
         else:
-            lengths, tree = self.lengths_at(max_rows), served_tree(self._measured, rows=max_rows)
+            lengths, tree = self.lengths_at(max_rows), self.tree_at(max_rows)
             if draft_length is not None:
                 lengths, tree = Lengths(draft_length, self.lookup_length), None
             self._proposer.trees = served_trees(tree, max_rows)
@@ -246,6 +247,15 @@ class Pair:
     def lengths_at(self, max_rows: int) -> Lengths:
         """The lengths that were measured best for so many requests in flight."""
         return Lengths(*served_lengths(self._measured, rows=max_rows))
+
+    def tree_at(self, max_rows: int) -> Tree | None:
+        """The tree that was measured best for so many requests in flight; None is a chain."""
+        return served_tree(self._measured, rows=max_rows)
+
+    @property
+    def chain_length(self) -> int:
+        """The best draft length for engines that draft no trees."""
+        return int(self._measured.get("chain_length", self.draft_length))
 
     def _adaptive_lengths(self, max_rows: int) -> AdaptiveLengths:
         """One for all calls: what a request taught serves the next."""
@@ -264,7 +274,8 @@ class Pair:
 
     @property
     def _longest(self) -> Lengths:
-        return LONGEST if self.lookup_length else LONGEST._replace(copy=0)
+        longest = LONGEST._replace(draft=min(LONGEST.draft, self.draft.max_draft_length))
+        return longest if self.lookup_length else longest._replace(copy=0)
 
     def _grid(self, max_rows: int) -> Grid:
         return Grid.covering(max_rows=max_rows, max_width=max(self._longest) + 1)

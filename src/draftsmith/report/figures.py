@@ -116,7 +116,8 @@ def speedup_by_draft_length(record: Mapping[str, Any]) -> Figure:
     points = sorted(record["calibration"], key=lambda point: int(point["draft_length"]))
     lengths = [point["draft_length"] for point in points]
     axes.plot(lengths, [point["speedup"] for point in points], marker="o", color=BLUE)
-    chosen = [point for point in points if point["draft_length"] == record["draft_length"]]
+    length = record.get("chain_length", record["draft_length"])
+    chosen = [point for point in points if point["draft_length"] == length]
     for point in chosen:
         axes.plot(
             point["draft_length"],
@@ -124,7 +125,7 @@ def speedup_by_draft_length(record: Mapping[str, Any]) -> Figure:
             "D",
             color=ORANGE,
             markersize=8,
-            label=f"chosen: {record['draft_length']}",
+            label=f"chosen: {length}" if not record.get("tree") else f"best chain: {length}",
         )
     _break_even(axes)
     axes.set_xticks(lengths)

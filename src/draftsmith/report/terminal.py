@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from draftsmith.artifacts import short
-from draftsmith.report.tables import reasons
+from draftsmith.report.tables import draft_lengths, reasons
 
 
 def measured_table(result: Mapping[str, Any]) -> Table:
@@ -28,7 +28,7 @@ def measured_table(result: Mapping[str, Any]) -> Table:
         low, high = (f"{estimate[bound]:.2f}" for bound in ("low", "high"))
         table.add_row(name, f"{estimate['mean']:.2f}", f"{low} to {high}")
     table.add_row("predicted speedup", f"{result['predicted_speedup']:.2f}", "")
-    table.add_row("best draft length", str(result["draft_length"]), "")
+    table.add_row("drafts", draft_lengths(result), "")
     copied = result["copied"]["share"]
     table.add_row("rounds copied from the text", f"{copied:.2f}", "")
     survival = " ".join(f"{share:.2f}" for share in result["survival"])

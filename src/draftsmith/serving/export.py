@@ -55,7 +55,7 @@ def export_pair(pair: Pair, directory: Path, *, to: str) -> dict[str, Any]:
             expected="none",
             remedy="choose another name, or remove it",
         )
-    length = max(1, pair.draft_length)
+    length = max(1, pair.chain_length)
     with atomic_directory(directory) as folder:
         if to == "vllm" and isinstance(pair.draft.model, EagleHead):
             write_head(pair.draft.model, pair.draft.token_ids, folder / _DRAFT)

@@ -70,7 +70,8 @@ def prepare(
 ) -> ServedPair:
     """Join a pair and an engine; nothing is decoded yet, but costs may be measured."""
     length = options.draft_length
-    if length is None and pair.has_costs(limits.max_rows):
+    drafts_trees = pair.tree_at(limits.max_rows) is not None  # which lengths that adapt do not
+    if length is None and not drafts_trees and pair.has_costs(limits.max_rows):
         length = "adaptive"
     engine = pair.engine(length, max_rows=limits.max_rows, verify=options.verify)
     if length is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import SuppressTokensLogitsProcessor
 
+from draftsmith.decoding import Tree
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.errors import DecodingError
 from draftsmith.registry.generation import Pair
@@ -22,6 +23,29 @@ def pair(tmp_path_factory):
     target = load_target(folder / "target", dtype="float32")
     draft = load_draft(folder / "draft", target.model, target_digest=None)
     return Pair(record, {}, target=target, draft=draft, measured={"draft_length": 3}, costs=folder)
+
+
+def test_a_pair_drafts_the_tree_that_was_measured_best_for_its_rows(pair, tmp_path):
+    parents = [0, 0, 1]
+    measured = {
+        "draft_length": 2,
+        "tree": parents,
+        "chain_length": 1,
+        "batch": [{"batch_size": 8, "draft_length": 1, "tree": [], "speedup": 1.1}],
+    }
+    served = Pair(
+        pair.record, {}, target=pair.target, draft=pair.draft, measured=measured, costs=tmp_path
+    )
+    assert served.tree_at(1) == Tree(tuple(parents))
+    assert served.tree_at(8) is None
+    assert (served.draft_length, served.chain_length) == (2, 1)
+    asked = {"max_new_tokens": 40}
+    plain = served.generate("hello", draft_length=0, **asked)
+    tree = served.generate("hello", **asked)
+    chain = served.generate("hello", draft_length=2, **asked)
+    assert tree.token_ids == chain.token_ids == plain.token_ids
+    assert any(tree.trace.ranks)
+    assert not any(chain.trace.ranks)
 
 
 @pytest.fixture(scope="module")

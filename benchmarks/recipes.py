@@ -57,6 +57,7 @@ RECIPES: dict[str, TrainedConfig] = {
     "student, 2 layers": _student((0, -1), WHOLE),
     "eagle, 8k": _eagle(TRIMMED),
     "eagle, 8k, unroll 4": _eagle(TRIMMED, 4),
+    "eagle, 8k, own head": dataclasses.replace(_eagle(TRIMMED), own_head=True),
     "eagle": _eagle(WHOLE),
     "medusa, 8k": MedusaConfig(
         "medusa", 4, 1, own_heads=False, vocabulary_size=TRIMMED, head_decay=0.8

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from draftsmith.artifacts import atomic_directory
+from draftsmith.artifacts import atomic_directory, digest_json
 from draftsmith.console import EXIT_USER_ERROR, run_stage
 from draftsmith.corpus.chat import make_chat
 from draftsmith.corpus.prompts import user_prompt
@@ -116,6 +116,50 @@ def test_words_of_training_prompts_are_in_the_drafts_vocabulary(job, target, rol
     draft = load_draft(tmp_path / "draft", target.model, target_digest=target.identity.digest)
     assert rare in draft.token_ids
     assert unseen not in draft.token_ids
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, HEAD], ids=["student", "eagle"])
+def test_a_head_of_its_own_starts_as_the_targets_rows_and_is_stored(job, target, tmp_path, recipe):
+    own = dataclasses.replace(recipe, own_head=True)
+    alphas = {}
+    for name, one in (("shared", recipe), ("own", own)):
+        manifest = run(job(recipe=one), tmp_path / name, tmp_path / "partial")
+        alphas[name] = [entry["alpha"] for entry in manifest.training["history"]]
+    # The first step is judged before it is taken: both begin alike, up to rounding of the rows.
+    assert alphas["own"][0] == pytest.approx(alphas["shared"][0], abs=0.01)
+    drafts = {
+        name: load_draft(tmp_path / name, target.model, target_digest=target.identity.digest)
+        for name in alphas
+    }
+    ids = drafts["own"].token_ids
+    theirs = target.model.get_output_embeddings().weight[ids]
+    assert torch.equal(drafts["shared"].model.get_output_embeddings().weight, theirs)
+    mine = drafts["own"].model.get_output_embeddings().weight
+    assert mine.dtype == theirs.dtype
+    assert not torch.equal(mine, theirs)
+    assert torch.cosine_similarity(mine.float(), theirs.float()).min() > 0.5
+    sizes = {n: d.manifest.training["trained_parameters"] for n, d in drafts.items()}
+    assert sizes["own"] == sizes["shared"] + theirs.numel()
+
+
+def test_another_engine_drafts_with_the_rows_of_a_draft_that_has_its_own(job, target, tmp_path):
+    recipe = dataclasses.replace(RECIPE, own_head=True)
+    run(job(recipe=recipe), tmp_path / "draft", tmp_path / "partial")
+    draft = load_draft(tmp_path / "draft", target.model, target_digest=target.identity.digest)
+    full = draft.as_causal_lm(target.model)
+    ids = torch.tensor([[3, 5, 8, 13]])
+    with torch.inference_mode():
+        mine, theirs = (model(input_ids=ids).logits for model in (draft.model, full))
+    assert torch.equal(theirs[..., draft.token_ids], mine)
+
+
+def test_drafts_without_a_head_of_their_own_keep_their_digest():
+    """The option is younger than many a registered draft."""
+    settings = dataclasses.asdict(RECIPE)
+    del settings["own_head"]
+    before = digest_json({"recipe": settings, "distill": CONFIG.decisive()})
+    assert recipe_digest(RECIPE, CONFIG) == before
+    assert recipe_digest(dataclasses.replace(RECIPE, own_head=True), CONFIG) != before
 
 
 def test_a_recipe_may_leave_its_layers_to_be_chosen(job, target, tmp_path):

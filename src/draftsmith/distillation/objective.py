@@ -21,7 +21,7 @@ from draftsmith.distillation.batches import TokenBatch
 from draftsmith.distillation.divergences import Divergence, overlap
 from draftsmith.distillation.signals import Signal
 from draftsmith.distillation.topk_signals import TopKSignal
-from draftsmith.drafts.student import head_logits, layer_prefix
+from draftsmith.drafts.student import head_logits, layer_prefix, trained_rows
 
 # What stays in a CPU's caches: at 8,192 entries 256 positions took 0.55 of the time of 2,048. An
 # accelerator has launches to save instead.
@@ -34,7 +34,7 @@ class StudentObjective(nn.Module):
     """Student and loss in one module, so that `accelerate` wraps both.
 
     Args:
-        student: Trained in float32; embedding and head are frozen.
+        student: Trained in float32; what is the target's is frozen.
         target_head: Target logits over the draft's vocabulary from hidden states `[n, width]`.
         divergence: Of log-probabilities of target and draft, `[n, entries]` to `[n]`.
     """
@@ -63,7 +63,8 @@ class StudentObjective(nn.Module):
             agreed = overlap(log_p, log_q.detach())
             return self._divergence(log_p, log_q).sum(), agreed.sum()
 
-        return sum_in_chunks(hidden, compare, size=positions_per_chunk(self.student))
+        size, rows = positions_per_chunk(self.student), trained_rows(self.student)
+        return sum_in_chunks(hidden, compare, size=size, trained=rows)
 
     @torch.no_grad()
     def _log_target(self, signal: Signal, place: slice, device: torch.device) -> Tensor:

@@ -42,7 +42,10 @@ def recipe_digest(
     """
     if isinstance(recipe, CheckpointConfig):
         return checkpoint_digest(recipe)
-    parts: dict[str, object] = {"recipe": asdict(recipe), "distill": config.decisive()}
+    settings = asdict(recipe)
+    if not settings.get("own_head"):
+        settings.pop("own_head", None)  # as if it were not there: older drafts are still known
+    parts: dict[str, object] = {"recipe": settings, "distill": config.decisive()}
     if started_from is not None:
         parts["started_from"] = started_from
     return digest_json(parts)

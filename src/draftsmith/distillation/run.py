@@ -46,8 +46,10 @@ from draftsmith.drafts.settings import (
 from draftsmith.drafts.student import (
     build_student,
     check_head,
+    has_own_head,
     head_logits,
     num_trained_parameters,
+    output_rows,
     resolve_layers,
 )
 from draftsmith.drafts.vocabulary import choose_tokens, count_tokens, coverage
@@ -100,7 +102,7 @@ class Distillation:
             start_from(self.source, draft, target, layers=layers, token_ids=token_ids)
         self._make_trainable(draft)
         outcome = distill(
-            self._objective(draft),
+            self._objective(draft, token_ids),
             sequences,
             self._signals(partial, sequences, draft, token_ids),
             config=self.config,
@@ -133,19 +135,23 @@ class Distillation:
         if isinstance(self.recipe, EagleConfig):
             num_layers = int(target.config.get_text_config().num_hidden_layers)
             layers = resolve_feature_layers(self.recipe.feature_layers, num_layers)
-            return build_head(target, layers, token_ids), layers, {}
+            head = build_head(target, layers, token_ids, own_head=self.recipe.own_head)
+            return head, layers, {}
         if isinstance(self.recipe, MedusaConfig):
             shape = HeadShape(self.recipe.num_heads, self.recipe.num_blocks, self.recipe.own_heads)
             return build_heads(target, shape, token_ids), (), {}
         layers, choice = self._layers(self.recipe, token_ids, sequences)
-        return build_student(target, layers, token_ids), layers, choice
+        student = build_student(target, layers, token_ids, own_head=self.recipe.own_head)
+        return student, layers, choice
 
-    def _objective(self, draft: PreTrainedModel) -> nn.Module:
-        """The draft with its loss; its frozen output rows are the target's."""
-        divergence = divergence_of(self.config)
+    def _objective(self, draft: PreTrainedModel, token_ids: Tensor | None) -> nn.Module:
+        """The draft with its loss."""
+        divergence, rows = divergence_of(self.config), draft.get_output_embeddings()
+        if has_own_head(draft):
+            rows = output_rows(self.target.model, token_ids)
 
         def target_head(hidden: Tensor) -> Tensor:
-            return head_logits(draft, hidden)
+            return head_logits(draft, hidden, rows)
 
         if isinstance(draft, EagleHead) and isinstance(self.recipe, EagleConfig):
             return UnrolledObjective(

@@ -29,14 +29,14 @@ from draftsmith.distillation.divergences import Divergence, overlap
 from draftsmith.distillation.objective import Sums, positions_per_chunk, sum_in_chunks
 from draftsmith.distillation.signals import Signal
 from draftsmith.drafts.eagle import EagleHead
-from draftsmith.drafts.student import head_logits
+from draftsmith.drafts.student import head_logits, trained_rows
 
 
 class UnrolledObjective(nn.Module):
     """Head and loss in one module, so that `accelerate` wraps both.
 
     Args:
-        head: Float32 weights except the frozen embedding and output rows.
+        head: Float32 weights except those that are the target's, which are frozen.
         target_head: Target logits over the draft's vocabulary from hidden states `[n, width]`.
         divergence: Of log-probabilities of target and draft, `[n, entries]` to `[n]`.
         unroll: Draft positions that are trained.
@@ -95,7 +95,8 @@ class UnrolledObjective(nn.Module):
                     agreed = overlap(log_p, log_q.detach()).sum()
             return loss, agreed
 
-        return sum_in_chunks(runs, compare, size=positions_per_chunk(self.head))
+        size, rows = positions_per_chunk(self.head), trained_rows(self.head)
+        return sum_in_chunks(runs, compare, size=size, trained=rows)
 
     @torch.no_grad()
     def _log_target(self, hidden: Tensor, normaliser: Tensor, device: torch.device) -> Tensor:

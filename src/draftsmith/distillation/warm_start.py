@@ -22,7 +22,7 @@ from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.drafts.joined import family_of
 from draftsmith.drafts.manifest import read_manifest
 from draftsmith.drafts.medusa import OWN_ROWS
-from draftsmith.drafts.student import own_parameter_names
+from draftsmith.drafts.student import output_row_names, own_parameter_names
 from draftsmith.errors import DraftMisfitError
 
 
@@ -91,8 +91,9 @@ def start_from(
         raise _misfit(source, found, f"layers {list(layers)}, which the recipe names")
     draft = load_draft(source.directory, target, target_digest=None)
     theirs, ours = _own(draft.model), _own(student)
+    rows = set(output_row_names(student))
     for name in theirs:
-        if name.startswith(OWN_ROWS) and name in ours:
+        if name in ours and (name in rows or name.startswith(OWN_ROWS)):
             theirs[name] = _realigned(theirs[name], draft.token_ids, ours[name], token_ids)
     for name in sorted({*ours, *theirs}):
         shapes = [list(state[name].shape) if name in state else None for state in (theirs, ours)]

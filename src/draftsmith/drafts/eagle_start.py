@@ -15,6 +15,7 @@ from draftsmith.drafts.student import (
     layer_prefix,
     own_parameter_names,
     student_config,
+    with_own_head,
 )
 from draftsmith.errors import DraftError
 
@@ -49,7 +50,11 @@ def resolve_feature_layers(layers: Sequence[int], num_layers: int) -> tuple[int,
 
 
 def build_head(
-    target: PreTrainedModel, feature_layers: Sequence[int], token_ids: Tensor | None
+    target: PreTrainedModel,
+    feature_layers: Sequence[int],
+    token_ids: Tensor | None,
+    *,
+    own_head: bool = False,
 ) -> EagleHead:
     """A head that starts as the target's last layer over its last feature.
 
@@ -60,12 +65,14 @@ def build_head(
         target: Live target; its embedding module is shared, not copied.
         feature_layers: Non-negative layer indices.
         token_ids: int64 `[entries]`, the draft's vocabulary; None keeps the whole head.
+        own_head: Output rows start as the target's and are trained.
 
     Raises:
         DraftError: The target's class has no attention that can read two inputs.
     """
     last = int(target.config.get_text_config().num_hidden_layers) - 1
     config = student_config(target.config.get_text_config(), [last])
+    config = with_own_head(config) if own_head else config
     head = empty_head(config, target, token_ids, feature_layers)
     source, prefix = target.state_dict(), layer_prefix(target)
     state = {}

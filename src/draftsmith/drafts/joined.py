@@ -24,7 +24,13 @@ from draftsmith.decoding.steps import BuildStep
 from draftsmith.drafts.eagle import EagleHead
 from draftsmith.drafts.manifest import CAUSAL_LM, EAGLE, MEDUSA, STUDENT, DraftManifest
 from draftsmith.drafts.medusa import MedusaHeads
-from draftsmith.drafts.student import empty_student, head_logits, own_parameter_names
+from draftsmith.drafts.student import (
+    empty_student,
+    has_own_head,
+    head_logits,
+    output_row_names,
+    own_parameter_names,
+)
 from draftsmith.errors import DraftError
 
 Drafter = DraftModelProposer | FeatureProposer | MedusaProposer
@@ -124,7 +130,10 @@ class LoadedDraft:
         if self.manifest.family == CAUSAL_LM:
             return self.model
         full = empty_student(self.model.config, target, None)
-        state = self.model.state_dict()
+        state, theirs = self.model.state_dict(), full.state_dict()
         own = {name: state[name] for name in own_parameter_names(full)}
+        if has_own_head(full) and self.token_ids is not None:
+            for name in output_row_names(full):  # a token that it cannot draft keeps its row
+                own[name] = theirs[name].index_copy(0, self.token_ids, state[name])
         full.load_state_dict(own, strict=False)
         return full

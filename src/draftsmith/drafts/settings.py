@@ -34,11 +34,13 @@ class StudentConfig:
         layers: Indices of the target's layers to keep, in order, negative ones counting from the
             end; or how many to choose.
         vocabulary_size: Entries of the draft's vocabulary; 0 is the target's whole vocabulary.
+        own_head: Output rows are trained, too, from the target's on, and stored with the draft.
     """
 
     family: Literal["student"]
     layers: tuple[int, ...] | LayerChoice
     vocabulary_size: int
+    own_head: bool = False
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -59,6 +61,7 @@ class EagleConfig:
         vocabulary_size: Entries of the draft's vocabulary; 0 is the target's whole vocabulary.
         unroll: Draft positions that it is trained for: behind the first it reads its own features.
         step_decay: Weight of a position's loss over that of the position before it.
+        own_head: As that of a student.
     """
 
     family: Literal["eagle"]
@@ -66,6 +69,7 @@ class EagleConfig:
     vocabulary_size: int
     unroll: int
     step_decay: float
+    own_head: bool = False
 
     def __post_init__(self) -> None:
         """Check ranges."""

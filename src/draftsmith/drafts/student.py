@@ -1,8 +1,9 @@
 """A student: a causal LM of the target's own class that starts as a few of the target's layers.
 
 Embeddings and output head stay the target's: the input embedding is the same module, the head holds
-the target's rows of the draft's vocabulary. Neither is trained or stored with the draft. Nothing
-here is special to one model class: layers are found by their number.
+the target's rows of the draft's vocabulary. Neither is trained or stored with the draft, unless the
+draft has a head of its own, which starts as those rows. Nothing here is special to one model class:
+layers are found by their number.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftsmith.errors import DraftError
+
+_OWN_HEAD = "own_head"  # of the draft's configuration
 
 
 def resolve_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
@@ -56,8 +59,24 @@ def student_config(
     return config
 
 
+def with_own_head(config: Any) -> Any:  # noqa: ANN401
+    """The configuration of a draft that trains and stores output rows of its own."""
+    changed = copy.deepcopy(config)
+    setattr(changed, _OWN_HEAD, True)
+    return changed
+
+
+def has_own_head(draft: PreTrainedModel) -> bool:
+    """Whether its output rows are its own."""
+    return bool(getattr(draft.config, _OWN_HEAD, False))
+
+
 def build_student(
-    target: PreTrainedModel, layers: Sequence[int], token_ids: Tensor | None
+    target: PreTrainedModel,
+    layers: Sequence[int],
+    token_ids: Tensor | None,
+    *,
+    own_head: bool = False,
 ) -> PreTrainedModel:
     """A student that starts as the target's chosen layers.
 
@@ -65,13 +84,14 @@ def build_student(
         target: Live target; its embedding module is shared, not copied.
         layers: Non-negative layer indices.
         token_ids: int64 `[entries]`, the draft's vocabulary; None keeps the whole head.
+        own_head: Output rows start as the target's and are trained.
 
     Returns:
-        The student in the target's dtype and on its device; embedding and head are frozen.
+        The student in the target's dtype and on its device; what is the target's is frozen.
     """
     config = student_config(target.config.get_text_config(), layers)
-    student = empty_student(config, target, token_ids)
-    own = own_parameter_names(student)
+    student = empty_student(with_own_head(config) if own_head else config, target, token_ids)
+    own = set(own_parameter_names(student)) - set(output_row_names(student))
     source = target.state_dict()
     prefix = layer_prefix(target)
     renamed = {}
@@ -96,10 +116,11 @@ def empty_student(
         own_config, dtype=target.dtype, attn_implementation="sdpa"
     )
     student.set_input_embeddings(target.get_input_embeddings())
-    student.set_output_embeddings(output_rows(target, token_ids))
+    rows, is_own = output_rows(target, token_ids), has_own_head(student)
+    student.set_output_embeddings(copy.deepcopy(rows) if is_own else rows)
     student.to(target.device)  # type: ignore[arg-type]  # annotated as an unbound method
-    for module in (student.get_input_embeddings(), student.get_output_embeddings()):
-        module.requires_grad_(requires_grad=False)
+    student.get_input_embeddings().requires_grad_(requires_grad=False)
+    student.get_output_embeddings().requires_grad_(requires_grad=is_own)
     student.eval()
     return student
 
@@ -124,12 +145,28 @@ def output_rows(target: PreTrainedModel, token_ids: Tensor | None) -> nn.Linear:
 
 
 def own_parameter_names(student: PreTrainedModel) -> list[str]:
-    """State of the student that is its own: all but embedding and head."""
+    """State of the student that is its own: all but embedding and head, unless that is its own."""
     shared = {id(p) for p in student.get_input_embeddings().parameters()}
-    shared |= {id(p) for p in student.get_output_embeddings().parameters()}
-    named = dict(student.named_parameters(remove_duplicate=False)) | dict(student.named_buffers())
-    state = student.state_dict()
-    return [name for name in state if id(named[name]) not in shared]
+    if not has_own_head(student):
+        shared |= {id(p) for p in student.get_output_embeddings().parameters()}
+    named = _named(student)
+    return [name for name in student.state_dict() if id(named[name]) not in shared]
+
+
+def output_row_names(draft: PreTrainedModel) -> list[str]:
+    """State that is the output head's."""
+    rows = {id(p) for p in draft.get_output_embeddings().parameters()}
+    named = _named(draft)
+    return [name for name in draft.state_dict() if id(named[name]) in rows]
+
+
+def _named(draft: PreTrainedModel) -> dict[str, Tensor]:
+    return {**dict(draft.named_parameters(remove_duplicate=False)), **dict(draft.named_buffers())}
+
+
+def trained_rows(draft: PreTrainedModel) -> list[nn.Parameter]:
+    """Parameters of the output head that are trained."""
+    return [p for p in draft.get_output_embeddings().parameters() if p.requires_grad]
 
 
 def layer_prefix(model: PreTrainedModel) -> str:

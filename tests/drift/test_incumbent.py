@@ -163,6 +163,25 @@ def test_tau_and_speedup_are_predicted_from_alpha_and_say_so(report_of):
     json.dumps(report, allow_nan=False)
 
 
+def test_tau_and_speedup_are_predicted_by_domain_and_temperature(report_of):
+    report = report_of()
+    assert report["by_temperature"]["0.0"]["predicted"] == report["predicted"]
+    for key, entry in report["by_temperature"].items():
+        parts = entry["predicted"]["by_domain"]
+        assert parts.keys() == entry["by_domain"].keys()
+        sizes = [part["tau"]["num_prompts"] for part in parts.values()]
+        assert sum(sizes) == entry["predicted"]["tau"]["num_prompts"]
+        for domain, part in parts.items():
+            # Fewer accepted, fewer tokens: the sign is that of the measured change of alpha.
+            assert part["tau"]["change"] * entry["by_domain"][domain]["change"] > 0
+            assert (part["speedup"] is None) == (key != "0.0")
+
+
+def test_a_pair_that_drafts_trees_is_predicted_by_its_best_chain(report_of):
+    tree = BENCHMARK | {"draft_length": 4, "tree": [0, 0, 1, 3, 4], "chain_length": 2}
+    assert report_of(benchmark=tree)["predicted"] == report_of()["predicted"]
+
+
 def test_no_speedup_is_predicted_at_a_temperature_without_measured_costs(report_of):
     report = report_of(benchmark=BENCHMARK | {"temperature": 0.7})
     assert report["predicted"]["tau"]["num_prompts"] == 200

@@ -157,16 +157,8 @@ def _compared(
     domains = compare_domains(
         before, after, domains=domain_by_prompt(measured), seed=seed, config=config
     )
-    predicted = None
-    if incumbent.benchmark is not None:
-        predicted = predicted_changes(
-            before,
-            after,
-            benchmark=incumbent.benchmark,
-            temperature=key,
-            seed=seed,
-            confidence=config.confidence,
-        )
+    by_temperature = _by_temperature(incumbent, measured, config=config, seed=seed)
+    predicted = by_temperature[key]["predicted"]
     verdict = judge(pooled, config)
     return base | {
         "verdict": verdict,
@@ -180,14 +172,16 @@ def _compared(
         "num_prompts": pooled.num_prompts,
         "pooled": asdict(pooled),
         "predicted": predicted,
-        "by_temperature": _by_temperature(incumbent.record, measured, config=config, seed=seed),
+        "by_temperature": by_temperature,
         "by_domain": _records(domains),
     }
 
 
 def _by_temperature(
-    old: Mapping[str, Any], new: Mapping[str, Any], *, config: DriftConfig, seed: int
+    incumbent: Recorded, new: Mapping[str, Any], *, config: DriftConfig, seed: int
 ) -> dict[str, Any]:
+    """Changes of alpha, and what they should do to tau and speedup, pooled and by domain."""
+    old, domains = incumbent.record, domain_by_prompt(new)
     results: dict[str, Any] = {}
     for key in temperatures(new):
         if key not in temperatures(old):
@@ -195,10 +189,22 @@ def _by_temperature(
         before, after = alpha_by_prompt(old, key), alpha_by_prompt(new, key)
         if before.keys() & after.keys():
             pooled = compare(before, after, seed=seed, confidence=config.confidence)
-            by_domain = compare_domains(
-                before, after, domains=domain_by_prompt(new), seed=seed, config=config
-            )
-            results[key] = asdict(pooled) | {"by_domain": _records(by_domain)}
+            by_domain = compare_domains(before, after, domains=domains, seed=seed, config=config)
+            predicted = None
+            if incumbent.benchmark is not None:
+                predicted = predicted_changes(
+                    before,
+                    after,
+                    benchmark=incumbent.benchmark,
+                    temperature=key,
+                    domains=domains,
+                    seed=seed,
+                    confidence=config.confidence,
+                )
+            results[key] = asdict(pooled) | {
+                "by_domain": _records(by_domain),
+                "predicted": predicted,
+            }
     return results
 
 

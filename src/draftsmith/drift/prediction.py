@@ -7,7 +7,7 @@ is the recorded one: another target, or another device, has others. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ def predicted_changes(
     *,
     benchmark: Mapping[str, Any],
     temperature: str,
+    domains: Mapping[str, str],
     seed: int,
     confidence: float = 0.95,
 ) -> dict[str, Any]:
@@ -36,29 +37,40 @@ def predicted_changes(
         after: Prompt id to alpha.
         benchmark: The benchmark record of the pair: draft length, costs of forwards, device.
         temperature: Temperature of the alphas, as reports spell it.
+        domains: Prompt id to domain.
         seed: Seed of the intervals.
         confidence: Their coverage.
 
     Returns:
-        `speedup` is None at a temperature at which speed was not measured, and for a pair that
-        drafts trees: what of them is accepted does not follow from alpha.
+        Changes over all prompts, and the same by domain. `speedup` is None at a temperature at
+        which speed was not measured. Of a pair that drafts trees they are those of its best chain:
+        what of a tree is accepted does not follow from alpha.
     """
-    length = int(benchmark["draft_length"])
+    length = int(benchmark.get("chain_length", benchmark["draft_length"]))
     old, new = (
         {name: predicted_tau(alpha, length) for name, alpha in side.items()}
         for side in (before, after)
     )
-    tau = compare(old, new, seed=seed, confidence=confidence)
-    speedup: dict[str, Any] | None = None
     is_measured = temperature == temperature_key(float(benchmark["temperature"]))
-    if is_measured and not benchmark.get("tree"):
-        speedup = asdict(_scaled(tau, 1 / _round_cost(benchmark["cost"], length)))
+    factor = 1 / _round_cost(benchmark["cost"], length) if is_measured else None
+
+    def changes(names: Sequence[str]) -> dict[str, Any]:
+        sides = ({name: side[name] for name in names} for side in (old, new))
+        tau = compare(*sides, seed=seed, confidence=confidence)
+        return {
+            "tau": asdict(tau),
+            "speedup": None if factor is None else asdict(_scaled(tau, factor)),
+        }
+
+    by_domain: dict[str, list[str]] = {}
+    for name in sorted(old.keys() & new.keys()):
+        by_domain.setdefault(domains[name], []).append(name)
     return {
         "method": "from alpha, as if it were the same at every position and nothing copied",
         "draft_length": length,
         "device": benchmark["device"]["name"],
-        "tau": asdict(tau),
-        "speedup": speedup,
+        **changes(sorted(old.keys() & new.keys())),
+        "by_domain": {domain: changes(names) for domain, names in sorted(by_domain.items())},
     }
 
 

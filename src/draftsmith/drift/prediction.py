@@ -20,7 +20,7 @@ def predicted_tau(alpha: float, draft_length: int) -> float:
     return sum(alpha**place for place in range(draft_length + 1))
 
 
-def predicted_changes(
+def predicted_changes(  # noqa: PLR0913  both sides, and what they are predicted with
     before: Mapping[str, float],
     after: Mapping[str, float],
     *,

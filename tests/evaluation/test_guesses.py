@@ -151,7 +151,7 @@ def test_no_nodes_are_no_tree():
 
 
 def test_heads_that_guess_at_once_pay_one_step():
-    deep = Guesses([[0.6, 0.1], [0.6], [0.6]], [9, 9, 9])
+    deep = Guesses([[0.6, 0.4], [0.6], [0.6]], [9, 9, 9])
     slow = ForwardCosts(20.0, 12.0, dict.fromkeys(range(1, 18), 20.0))
     one_by_one, _ = best_tree(deep, Survival([]), slow, TreeLimits(4), rows=1, beat=0.1)
     heads = dataclasses.replace(slow, drafts_at_once=True)

@@ -6,7 +6,8 @@ import dataclasses
 import pytest
 import torch
 
-from draftsmith.decoding import Engine, Tree, attention
+from draftsmith.decoding import Engine, Tree, acceptance, attention
+from draftsmith.decoding.acceptance import Verdict
 from draftsmith.decoding.slot_model import SlotModel
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.evaluation import losslessness
@@ -66,7 +67,12 @@ def test_trees_are_part_of_the_test_in_both_dtypes(
     assert result["holds"]
     assert result["num_tree_nodes"] == 6
     assert near_ties(*half_pair, questions, with_tree)["holds"]
-    monkeypatch.setattr(Engine, "_keep_paths", lambda _self, _places: None)
+
+    def keeps_first_guesses(draws, proposal, tree):
+        path = torch.tensor(tree.spine).expand(len(draws), -1) + 1
+        return Verdict(proposal.counts, draws.gather(1, path[:, -1:]).squeeze(1), path)
+
+    monkeypatch.setattr(acceptance, "along_tree", keeps_first_guesses)
     assert exact_equality(target, drafts["student"], questions, test)["holds"]
     assert not exact_equality(target, drafts["student"], questions, with_tree)["holds"]
     assert not near_ties(*half_pair, questions, with_tree)["holds"]

@@ -95,8 +95,8 @@ class UnrolledObjective(nn.Module):
                     agreed = overlap(log_p, log_q.detach()).sum()
             return loss, agreed
 
-        size, rows = positions_per_chunk(self.head), trained_rows(self.head)
-        return sum_in_chunks(runs, compare, size=size, trained=rows)
+        size, trained = positions_per_chunk(self.head), trained_rows(self.head)
+        return sum_in_chunks(runs, compare, size=size, trained=trained)
 
     @torch.no_grad()
     def _log_target(self, hidden: Tensor, normaliser: Tensor, device: torch.device) -> Tensor:

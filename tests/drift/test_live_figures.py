@@ -121,8 +121,8 @@ def test_the_page_on_monitoring_says_the_same():
         for drop, span in ((0.1, 400), (0.05, AFTER))
     ]
     assert (
-        "a drop of 0.1 was found in {} of the streams within 400 requests, one of 0.05 in {} within "
-        "1,600; with 180 decoded prompts in {} and {}.".format(*shares) in text
+        "a drop of 0.1 was found in {} of the streams within 400 requests, one of 0.05 in {} "
+        "within 1,600; with 180 decoded prompts in {} and {}.".format(*shares) in text
     )
     weeks = num_streams("quiet", "a look every 40 requests")
     assert f"No unchanged draft raised an alarm in {weeks} simulated weeks" in text
@@ -131,6 +131,6 @@ def test_the_page_on_monitoring_says_the_same():
     decays = [ended("counters", case, "draft decay") for case in (tenth, fifth, third)]
     shift = ended("counters", tenth, "traffic shift")
     assert (
-        f"a drop of 0.1 was `draft decay` in {decays[0]} and `traffic shift` in {shift}, one of 0.2 "
-        f"`draft decay` in {decays[1]}, one of 0.3 in {decays[2]}" in text
+        f"a drop of 0.1 was `draft decay` in {decays[0]} and `traffic shift` in {shift}, one of "
+        f"0.2 `draft decay` in {decays[1]}, one of 0.3 in {decays[2]}" in text
     )

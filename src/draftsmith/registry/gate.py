@@ -2,8 +2,8 @@
 
 The checks of drift are here because they depend on one another (a reused draft is judged by its
 own record where its target has no champion, any other against the champion); all others are in
-`promotion_rule.py`. Pure: reads reports, writes nothing, is told what day it is. docs/gate.md is the
-schema of what it returns.
+`promotion_rule.py`. Pure: reads reports, writes nothing, is told what day it is. docs/gate.md is
+the schema of what it returns.
 """
 
 from __future__ import annotations

@@ -11,6 +11,9 @@ import pytest
 
 from tests.end_to_end.conftest import Project
 
+# Of a student's least alpha; Medusa heads do not read the token before the one that they predict.
+SHARE = {"eagle": 1.0, "medusa": 0.6}
+
 pytestmark = pytest.mark.slow
 
 
@@ -31,7 +34,7 @@ def test_a_head_is_promoted(warm: Project, recipe: str, checkpoints: Path) -> No
     evaluated = warm.report("reports/evaluation.json")["recipes"][recipe]
     assert evaluated["family"] == recipe
     assert evaluated["losslessness"]["holds"]
-    assert evaluated["alpha"]["0.0"]["mean"] > warm.world.least_alpha
+    assert evaluated["alpha"]["0.0"]["mean"] > SHARE[recipe] * warm.world.least_alpha
     arms = warm.report("reports/benchmark.json")["recipes"][recipe]["arms"]
     assert "transformers_assisted" not in arms
     (pair,) = warm.cli("pairs")

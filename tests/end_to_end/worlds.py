@@ -192,9 +192,7 @@ WORLDS: dict[str, World] = {
                 "checkpoint_steps": 100,
             },
             "drafts": {
-                "student": {"vocabulary_size": 256},
-                "eagle": {"vocabulary_size": 256},
-                "medusa": {"vocabulary_size": 256, "num_blocks": 2},
+                recipe: {"vocabulary_size": 256} for recipe in ("student", "eagle", "medusa")
             },
             "evaluation": {
                 "temperatures": [0.0],

@@ -95,7 +95,7 @@ def test_penalised_answers_follow_the_targets_exact_law(small, penalised_law, ki
 def test_the_law_sees_a_penalty_that_forgets_the_drafts(small, penalised_law, monkeypatch):
     from draftsmith.decoding import batch
 
-    def forgetful(logits, penalties, history, drafts, token_ids=None):
+    def forgetful(logits, penalties, history, drafts, token_ids=None, _prefixes=()):
         blank = History(history.used, history.new, history.num_new)
         positions = [
             penalise(logits[:, i : i + 1], penalties, blank, drafts[:, :0], token_ids)

@@ -7,7 +7,7 @@ is the recorded one: another target, or another device, has others. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -54,23 +54,20 @@ def predicted_changes(  # noqa: PLR0913  both sides, and what they are predicted
     is_measured = temperature == temperature_key(float(benchmark["temperature"]))
     factor = 1 / _round_cost(benchmark["cost"], length) if is_measured else None
 
-    def changes(names: Sequence[str]) -> dict[str, Any]:
+    def changes(names: Iterable[str]) -> dict[str, Any]:
         sides = ({name: side[name] for name in names} for side in (old, new))
         tau = compare(*sides, seed=seed, confidence=confidence)
-        return {
-            "tau": asdict(tau),
-            "speedup": None if factor is None else asdict(_scaled(tau, factor)),
-        }
+        speedup = None if factor is None else asdict(_scaled(tau, factor))
+        return {"tau": asdict(tau), "speedup": speedup}
 
-    by_domain: dict[str, list[str]] = {}
-    for name in sorted(old.keys() & new.keys()):
-        by_domain.setdefault(domains[name], []).append(name)
+    common = sorted(old.keys() & new.keys())
+    by_domain = {domain: [n for n in common if domains[n] == domain] for domain in domains.values()}
     return {
         "method": "from alpha, as if it were the same at every position and nothing copied",
         "draft_length": length,
         "device": benchmark["device"]["name"],
-        **changes(sorted(old.keys() & new.keys())),
-        "by_domain": {domain: changes(names) for domain, names in sorted(by_domain.items())},
+        **changes(common),
+        "by_domain": {domain: changes(names) for domain, names in by_domain.items() if names},
     }
 
 

@@ -62,15 +62,14 @@ def project(loaded, tmp_path):
 
 
 def test_an_exported_head_that_is_imported_again_drafts_losslessly(
-    loaded, rollouts, stop_ids, project
+    loaded, rollouts, stop_ids, project, monkeypatch
 ):
     texts = [(r.prompt_ids, r.response_ids) for r in rollouts if r.temperature == 0][::2]
     head = fitted_head(loaded.model, texts, layers=(0, 1, 2), steps=25)
     write_head(head, None, project / "elsewhere")
     command = ["import-draft", "elsewhere", "--name", "mine", "--root", ".", "--json"]
-    with pytest.MonkeyPatch.context() as there:
-        there.chdir(project)
-        done = CliRunner().invoke(app, command)
+    monkeypatch.chdir(project)
+    done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert told["fits_target"]

@@ -101,8 +101,7 @@ def take_over(
             layers=head.feature_layers,
         )
         with atomic_directory(directory) as folder:
-            manifest = save_draft(folder, head, token_ids, lineage=lineage, training=training)
-        return manifest
+            return save_draft(folder, head, token_ids, lineage=lineage, training=training)
     identity = identify_causal_lm(source, target.dtype)
     _require_fit(identity, target, source)
     manifest = describe(

@@ -41,15 +41,8 @@ from draftsmith.errors import DraftError, TargetError
 from draftsmith.targets.checkpoint import read_object
 
 _KIND = "speculators_model_type"
-_LAYER_FIELDS = (
-    *SHAPE,
-    "head_dim",
-    "attention_bias",
-    "mlp_bias",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-)
+_ROTARY_FIELDS = ("rope_theta", "rope_scaling", "rope_parameters")
+_LAYER_FIELDS = (*SHAPE, "head_dim", "attention_bias", "mlp_bias", *_ROTARY_FIELDS)
 _PLAIN: dict[str, object] = {  # what these say, where they say anything, of a head like ours
     "model_type": "llama",
     "num_hidden_layers": 1,

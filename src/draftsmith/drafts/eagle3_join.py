@@ -53,9 +53,7 @@ def _usual_layers(num_layers: int) -> tuple[int, ...]:
     return 2, num_layers // 2, num_layers - 3
 
 
-def _misfits(
-    stored: StoredHead, target: PreTrainedModel, layers: tuple[int, ...]
-) -> Iterator[str]:
+def _misfits(stored: StoredHead, target: PreTrainedModel, layers: tuple[int, ...]) -> Iterator[str]:
     """What of the head cannot be beside this target."""
     embedding: Any = target.get_input_embeddings()
     rows: Any = target.get_output_embeddings()

@@ -87,3 +87,14 @@ def test_without_a_resolved_target_the_check_is_left_to_the_run(root, checkpoint
     done = run(checkpoint, root)
     assert done.exit_code == 0
     assert "dvc repro" in done.stdout
+
+
+def test_a_head_of_another_kind_is_refused_before_anything_is_written(root):
+    folder = root / "elsewhere" / "head"
+    write_json(folder / "config.json", {"speculators_model_type": "dflash"})
+    (folder / "model.safetensors").write_bytes(b"")
+    done = run(folder, root)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "of the kind dflash" in done.stderr
+    assert not (root / "models").exists()
+    assert not (root / "conf/draft/head.yaml").exists()

@@ -10,12 +10,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import LlamaConfig
 
+from draftsmith.drafts.eagle3_layout import CONFIG, WEIGHTS
 from draftsmith.drafts.eagle_start import build_head
 from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.drafts.manifest import DraftManifest
 from draftsmith.drafts.student import own_parameter_names
 from draftsmith.errors import ArtifactError, DraftError
-from draftsmith.serving.eagle3 import CONFIG, WEIGHTS, write_head
+from draftsmith.serving.eagle3 import write_head
 from draftsmith.serving.eagle3_reference import compared_logits
 from draftsmith.serving.export import export_pair
 from tests.decoding.conftest import _build as build_family
@@ -40,9 +41,9 @@ TARGETS = {
 }
 
 
-def noisy_head(target, layers=LAYERS, token_ids=TOKEN_IDS):
+def noisy_head(target, layers=LAYERS, token_ids=TOKEN_IDS, *, own_head=False):
     """A head of which every weight matters."""
-    head = build_head(target, layers, token_ids)
+    head = build_head(target, layers, token_ids, own_head=own_head)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name in own_parameter_names(head):

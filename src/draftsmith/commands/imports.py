@@ -27,7 +27,8 @@ digest: {digest}  # of its files: another checkpoint is another recipe
 @reported
 def import_draft(
     directory: Annotated[
-        Path, typer.Argument(help="Folder of a causal LM with the target's tokenizer.")
+        Path,
+        typer.Argument(help="Folder of a causal LM with the target's tokenizer, or of a head."),
     ],
     name: Annotated[
         str | None, typer.Option(help="Name of the recipe; default: the folder's.")
@@ -37,7 +38,8 @@ def import_draft(
 ) -> None:
     """Make a draft that was trained elsewhere a recipe: evaluated, gated and promoted like others.
 
-    Its tokenizer and vocabulary must be those of the target that was resolved last.
+    It must fit the target that was resolved last: a causal LM has its tokenizer and vocabulary, an
+    EAGLE-3 head its shape, vocabulary and embedding.
     """
     from draftsmith.distillation.imported import import_checkpoint  # noqa: PLC0415  torch is slow
     from draftsmith.targets.identity import read_identity  # noqa: PLC0415

@@ -23,7 +23,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from draftsmith.decoding.features import layer_inputs
 from draftsmith.drafts.eagle import EagleHead
-from draftsmith.serving.eagle3 import WEIGHTS
+from draftsmith.drafts.eagle3_layout import WEIGHTS
 
 
 class Eagle3Reference:

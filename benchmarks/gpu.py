@@ -203,13 +203,13 @@ class Cell:
         return arms
 
     def rivals(self) -> dict[str, Arm]:
-        """Transformers: its assisted generation decodes one request at a time and no batch."""
+        """Transformers: its assisted generation decodes one request at a time, and with no head."""
         pair, pad_to = self.subject.contestants, max(map(len, self.subject.prompts))
         kinds = {
             "transformers, eager": Rival(is_batched=True),
             _static_name(): Rival(cache="static", is_batched=True, pad_to=pad_to),
         }
-        if self.batch_size == 1:
+        if self.batch_size == 1 and pair.draft.is_causal_lm:
             lengths = [n for n in ASSISTED_LENGTHS if n <= self.longest] or [1]
             kinds |= {f"transformers, assisted {n}": Rival(draft_length=n) for n in lengths}
         return {

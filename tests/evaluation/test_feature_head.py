@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from draftsmith.artifacts import digest_json
+from benchmarks import decoder, gpu
+from draftsmith.artifacts import digest_json, read_json
 from draftsmith.corpus.prompts import user_prompt
 from draftsmith.drafts.checkpoint import Lineage, load_draft, save_draft
 from draftsmith.evaluation.acceptance import DecodingPlan, decode, teacher_forced_alpha
@@ -14,8 +15,9 @@ from draftsmith.evaluation.any_pair import load_any_draft, measure
 from draftsmith.evaluation.record import Evaluator
 from tests.decoding.heads import fitted_head, fitted_heads
 from tests.evaluation.test_any_pair import SMALL
+from tests.evaluation.test_decoder_benchmark import SMALL as SMALL_BENCH
 from tests.evaluation.test_record import CONFIG
-from tests.tiny_target import conversations
+from tests.tiny_target import conversations, write_prompts
 
 LAYERS = (1, 2, 2)
 
@@ -100,6 +102,24 @@ def test_its_record_is_complete_and_lossless(loaded, rollouts, stop_ids, folder,
     assert record["family"] == family
     assert record["losslessness"]["holds"]
     assert record["survival"]["0.0"][0] > 0.1
+
+
+@pytest.mark.slow
+def test_benchmarks_of_the_decoder_leave_out_the_rival_that_cannot_draft_with_it(
+    checkpoint, folder, tmp_path, capsys
+):
+    write_prompts(tmp_path / "prompts.jsonl")
+    pair = ["--target", str(checkpoint), "--draft", str(folder)]
+    options = ["--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(tmp_path / "out.json")]
+    assert decoder.main([*pair, *options, "--budget", "8"], SMALL_BENCH) == 0
+    ratios = read_json(tmp_path / "out.json")["ratios"]
+    assert set(decoder.GOALS) - set(ratios) == {"speculative over assisted generation"}
+    assert "no such rival" in capsys.readouterr().out
+    sizes = ["--max-draft-length", "2", "--max-new-tokens", "6", "--budget", "1000"]
+    cells = ["--passes", "2", "--batch-sizes", "1", "--temperatures", "0"]
+    assert gpu.main([*pair, *options, *sizes, *cells]) == 0
+    (cell,) = read_json(tmp_path / "out.json")["cells"]
+    assert not any("assisted" in name for name in cell["arms"])
 
 
 def test_it_is_measured_without_the_arm_that_cannot_draft_with_it(loaded, folder, family):

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from draftsmith.registry.mlflow_store import PairStore
-from tests.registry.small_pairs import CONFIG, SOURCE, TAGS, make_files, make_record
+from tests.registry.small_pairs import CONFIG, SOURCE, TAGS, make_files, make_record, weights_file
 
 
 @pytest.fixture(scope="session")
@@ -70,3 +70,18 @@ def stocked(root, stocked_registry):
     """A store with four versions, none of them promoted; a copy of the database a test."""
     shutil.copyfile(stocked_registry / "mlflow.db", root / "mlflow.db")
     return PairStore(root, CONFIG)
+
+
+@pytest.fixture
+def damage():
+    """Change the draft of a version where its files are kept, which other tests may share."""
+    undo = []
+
+    def call(store, version):
+        weights = weights_file(store, version)
+        undo.append((weights, weights.read_text()))
+        weights.write_text("damaged")
+
+    yield call
+    for weights, content in reversed(undo):
+        weights.write_text(content)

@@ -47,13 +47,13 @@ def make_files(folder, draft="d1", *, speedup=1.2):
     return folder / "draft", {"benchmark.json": folder / "benchmark.json"}
 
 
-def damage(store, version):
-    """Change the draft of a version where its files are kept."""
+def weights_file(store, version):
+    """Where the registry keeps the weights of a version's draft."""
     found = store.catalog.client.get_model_version(CONFIG.name, version)
     location = store.catalog.client.get_model_version_download_uri(found.name, found.version)
     folder = Path(urllib.parse.urlsplit(location).path)
     (weights,) = folder.rglob("model.safetensors")
-    weights.write_text("damaged")
+    return weights
 
 
 def make_little_code(folder):

@@ -4,7 +4,7 @@ import pytest
 
 from draftsmith.errors import DamagedPairError
 from draftsmith.registry.holders import fetch_holders, first_intact
-from tests.registry.small_pairs import damage, digest
+from tests.registry.small_pairs import digest
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_an_empty_registry_has_no_holders(store, tmp_path):
     assert held == {"champion": None, "predecessor": None, "history": [], "tagged": {}}
 
 
-def test_a_damaged_predecessor_is_marked_and_done_without(served, tmp_path):
+def test_a_damaged_predecessor_is_marked_and_done_without(served, tmp_path, damage):
     damage(served, "2")
     for folder in ("first", "second"):
         held = fetch_holders(served, tmp_path / folder)
@@ -37,14 +37,14 @@ def test_a_damaged_predecessor_is_marked_and_done_without(served, tmp_path):
         assert "draft/" in served.resolve("2").state
 
 
-def test_a_damaged_champion_is_an_error(served, tmp_path):
+def test_a_damaged_champion_is_an_error(served, tmp_path, damage):
     damage(served, "3")
     with pytest.raises(DamagedPairError, match="version 3"):
         fetch_holders(served, tmp_path)
     assert served.resolve("3").damage is None
 
 
-def test_the_first_intact_incumbent_is_taken(served, tmp_path):
+def test_the_first_intact_incumbent_is_taken(served, tmp_path, damage):
     damage(served, "2")
     found = first_intact(served, served.incumbents(digest("t3")), tmp_path)
     assert found.version == "1"

@@ -4,7 +4,7 @@ import pytest
 
 from draftsmith.distillation.recipe import RecipeDigests
 from draftsmith.registry.known import fetch_sources, known_pairs
-from tests.registry.small_pairs import SOURCE, TAGS, damage, digest, make_files, make_record
+from tests.registry.small_pairs import SOURCE, TAGS, digest, make_files, make_record
 
 PLAIN, WARM = digest("small"), digest("small from d1")
 
@@ -105,7 +105,9 @@ def test_a_pair_in_quarantine_is_the_last_choice(store, put):
     assert entry(store, [PLAIN])["quarantine"] is None
 
 
-def test_a_known_pair_whose_files_are_damaged_is_marked_and_known_no_longer(store, put, tmp_path):
+def test_a_known_pair_whose_files_are_damaged_is_marked_and_known_no_longer(
+    store, put, tmp_path, damage
+):
     version = put("d2", "small")
     taken = {"action": "known", "source_version": version}
     assert fetch_sources(store, {"recipes": {"small": taken}}, tmp_path / "sound")

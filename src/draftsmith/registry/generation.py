@@ -1,8 +1,9 @@
 """A loaded pair: text in, text out, through the lossless engine.
 
 Its text ends before a stop string, while the token ids go on to the token that completed it, as in
-Transformers' `generate`. Knows neither where the pair came from nor how it is registered. One
-object serves one caller at a time; the engine keeps the state of the running requests.
+Transformers' `generate`. Knows neither where the pair came from nor how it is registered. Each
+engine has running requests, drafts and caches of its own, so several may take turns; one thread
+drives them all.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from draftsmith.decoding import (
-    NO_TREES,
     AnswerText,
     Engine,
     Lengths,
@@ -130,7 +130,6 @@ class Pair:
         self._costs = costs
         self.token_text = TokenText(target.tokenizer)
         self._adaptive: dict[int, AdaptiveLengths] = {}
-        self._proposer = draft.proposer()
 
     def generate(
         self,
@@ -217,7 +216,7 @@ class Pair:
         max_rows: int = 1,
         verify: VerifyMode = "rejection",
     ) -> Engine:
-        """An engine that decodes with this pair; one at a time is in use.
+        """An engine that decodes with this pair; it has drafts and caches of its own.
 
         Args:
             draft_length: As in `generate`.
@@ -227,14 +226,14 @@ class Pair:
         proposer: Proposer
         if draft_length == "adaptive":
             adaptive = self._adaptive_lengths(max_rows)
-            self._proposer.trees = NO_TREES
-            proposer, longest = LookupFirstProposer(self._proposer, adaptive), max(adaptive.limit)
+            proposer = LookupFirstProposer(self.draft.proposer(), adaptive)
+            longest = max(adaptive.limit)
         else:
             lengths, tree = self.lengths_at(max_rows), self.tree_at(max_rows)
             if draft_length is not None:
                 lengths, tree = Lengths(draft_length, self.lookup_length), None
-            self._proposer.trees = served_trees(tree, max_rows)
-            proposer, longest = with_lookup(self._proposer, *lengths)
+            drafter = self.draft.proposer(trees=served_trees(tree, max_rows))
+            proposer, longest = with_lookup(drafter, *lengths)
         return Engine(
             self.target.model,
             proposer,

@@ -23,8 +23,9 @@ class Drafts:
         token_ids: int64 `[entries]`: the target's id of each of the draft's output rows; None is
             the identity.
         counts: Drafts that each row wants.
-        trees: Of a tree a position's guesses are its most probable tokens, and drafting goes on
-            behind the first; of a chain a position's token is drawn.
+        trees: Of a tree a position's guesses are its most probable tokens, or are drawn where the
+            row's temperature is above 0 and the trees are sampled; drafting goes on behind the
+            first. Of a chain a position's token is drawn.
 
     Attributes:
         tree: Shape of the drafts; None is a chain.
@@ -41,6 +42,7 @@ class Drafts:
         self._batch, self._token_ids = batch, token_ids
         self.tree = trees.choose(len(batch), max(counts))
         self._is_sampled = trees.is_sampled and not batch.sampling.is_greedy
+        self._is_greedy = batch.sampling.temperature == 0  # by row
         self.counts = counts
         if self.tree is not None:
             self.counts = [min(count, self.tree.depth) for count in counts]
@@ -63,12 +65,11 @@ class Drafts:
         so_far = torch.cat(self._tokens, 1) if self._tokens else positions[:, :0]
         logits = batch.adjust(logits, so_far, self._token_ids)
         if self.tree is not None:
-            wanted = self.tree.guesses[len(self._guesses)]
-            entries = (
-                self._siblings(logits, positions, wanted)
-                if self._is_sampled
-                else logits[:, -1].topk(min(wanted, logits.shape[-1])).indices
-            )
+            wanted = min(self.tree.guesses[len(self._guesses)], logits.shape[-1])
+            entries = logits[:, -1].topk(wanted).indices
+            if self._is_sampled:
+                drawn = self._siblings(logits, positions, wanted)
+                entries = torch.where(self._is_greedy[:, None], entries, drawn)
             return self._guess(entries)
         dist = distribution(logits, batch.sampling, self._token_ids)
         entry, tokens = _draw(dist, uniform(batch.keys[:, None], positions, batch.draft_purpose))
@@ -118,8 +119,10 @@ class Drafts:
         # A vocabulary smaller than the number of guesses gives its last one again.
         entries = torch.stack([best[:, min(rank, best.shape[1] - 1)] for best, rank in guesses], 1)
         tokens = entries if self._token_ids is None else self._token_ids[entries]
-        drawn_from = _concatenate(self._dists) if self._dists else OneHot(tokens)
-        return Proposal(tokens, drawn_from, counts, entries, tree=tree)
+        if not self._is_sampled:
+            return Proposal(tokens, OneHot(tokens), counts, entries, tree=tree)
+        laws, certain = _concatenate(self._dists), self._is_greedy
+        return Proposal(tokens, laws, counts, entries, tree=tree, certain=certain)
 
 
 def _draw(dist: OneHot | Dense, uniforms: Tensor) -> tuple[Tensor, Tensor]:

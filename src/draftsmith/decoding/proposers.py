@@ -20,7 +20,7 @@ from draftsmith.decoding.draft_length import FixedLengths, LengthPolicy, Lengths
 from draftsmith.decoding.drafting import Drafts
 from draftsmith.decoding.features import FeatureReader
 from draftsmith.decoding.slot_model import SlotModel
-from draftsmith.decoding.tree import NO_TREES, Tree, TreesByRows
+from draftsmith.decoding.tree import NO_TREES, Tree, TreesByRows, tensors_of
 
 
 class Proposer(Protocol):
@@ -317,20 +317,32 @@ def with_lookup(draft: Proposer, draft_length: int, lookup_length: int) -> tuple
 
 
 def _with_copies(batch: Batch, found: list[list[int]], drafted: Proposal, tree: Tree) -> Proposal:
-    """A tree along whose spine some rows have copies, which are certain."""
+    """A tree along whose spine some rows have copies, which are certain.
+
+    In such a row every node has the copy's token of its position: beside the spine nothing is left
+    to be kept, as in a row that copies alone.
+    """
     longer = tree.with_spine(max(map(len, found)))
     rows = [index for index, copy in enumerate(found) if copy]
     places = to_device(rows, batch.device)
-    copies = _padded(batch, [found[row] for row in rows])
-    spine = to_device(longer.spine[: copies.shape[1]], batch.device)
+    copies = _padded(batch, [found[row] + [0] * (longer.depth - len(found[row])) for row in rows])
+    depths = tensors_of(longer, batch.device).depths[1:]
     tokens = torch.nn.functional.pad(drafted.tokens, (0, longer.num_nodes - tree.num_nodes))
-    tokens[places[:, None], spine] = copies
+    tokens = tokens.index_copy(0, places, copies[:, depths - 1])
     lengths = to_device([len(found[row]) for row in rows], batch.device)
     counts = drafted.counts.index_copy(0, places, lengths)
     drawn_from: Distribution = OneHot(tokens)
     if isinstance(drafted.drawn_from, Dense):
         drawn_from = _certain_rows(batch, drafted.drawn_from, places, copies)
-    return Proposal(tokens, drawn_from, counts, from_text=frozenset(rows), tree=longer)
+    return dataclasses.replace(
+        drafted,
+        tokens=tokens,
+        drawn_from=drawn_from,
+        counts=counts,
+        entries=None,
+        from_text=frozenset(rows),
+        tree=longer,
+    )
 
 
 def _merged(batch: Batch, found: list[list[int]], drafted: Proposal) -> Proposal:

@@ -63,6 +63,13 @@ def test_a_longer_spine_leaves_the_other_nodes_where_they_are():
     assert EXAMPLE.with_spine(2) is EXAMPLE
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_nodes_that_a_longer_spine_adds_are_known_without_it(seed):
+    tree = random_tree(random.Random(seed))
+    for length in range(12):
+        assert tree.num_nodes_with(length) == tree.with_spine(length).num_nodes
+
+
 @pytest.mark.parametrize("parents", [(1,), (0, 2), (0, -1)])
 def test_a_parent_behind_its_child_is_refused(parents):
     with pytest.raises(DecodingError, match="parents before their children"):

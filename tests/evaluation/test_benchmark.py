@@ -215,6 +215,20 @@ class TestEntry:
         )
         assert served_tree(entry, rows=1) == tree
 
+    def test_trees_beside_copies_are_priced_by_measured_widths(self, bench, contestants):
+        """Six nodes at most, five copied tokens at most, and the place before them."""
+        copying = dataclasses.replace(contestants, lookup_length=5)
+        survival = Survival(SURVIVAL.draft, copied_share=0.5, copied=[0.9, 0.9, 0.9, 0.8, 0.8])
+        guesses = Guesses([[0.5, 0.3], [0.5, 0.1]], [100, 50])
+        entry = bench(contestants=copying).run(survival, guesses)
+        tree, cost = Tree(tuple(entry["tree"])), entry["cost"]
+        assert set(cost["verify_ms"]) == {str(width) for width in range(1, 13)}
+        drafted = tree.depth * cost["draft_step_ms"] + cost["verify_ms"][str(tree.num_nodes + 1)]
+        round_ms = 0.5 * drafted + 0.5 * cost["verify_ms"]["6"]
+        assert entry["predicted_speedup"] == pytest.approx(
+            entry["tau"] * cost["target_step_ms"] / round_ms
+        )
+
     def test_a_tree_that_is_slower_than_its_chain_is_not_served(self, bench, monkeypatch):
         slow = {name: 0.6 for name in COSTS if name.startswith("tree")}
         monkeypatch.setattr("tests.evaluation.test_benchmark.COSTS", COSTS | slow)

@@ -133,6 +133,10 @@ class Tree:
         """The same with a spine of at least so many nodes; the new ones come last."""
         return self if length <= len(self.spine) else _lengthened(self, length)
 
+    def num_nodes_with(self, length: int) -> int:
+        """How many nodes it has with such a spine."""
+        return self.num_nodes + max(0, length - len(self.spine))
+
     def child(self, place: int, token: int, drafts: Sequence[int]) -> int | None:
         """The first child of a place that holds a token; None where none does.
 

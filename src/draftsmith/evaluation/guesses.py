@@ -141,7 +141,7 @@ def best_tree(
     Args:
         guesses: Measured.
         survived: What is copied from the text.
-        costs: Of a batch of so many rows, wide enough for the largest tree.
+        costs: Of a batch of so many rows, wide enough for the largest tree beside copies.
         limits: Which trees are tried.
         rows: Requests that are decoded together.
         beat: Predicted speedup of the best chain, which a tree must beat clearly.
@@ -150,7 +150,7 @@ def best_tree(
     for tree in guesses.grown(limits.max_nodes, is_comb=limits.is_comb):
         if max(tree.guesses) == 1:
             continue  # a chain: its lengths were measured
-        rounds = Rounds(guesses.expected_tokens(tree), tree.depth, tree.num_nodes)
+        rounds = Rounds(guesses.expected_tokens(tree), tree.depth, tree)
         promised = speedup_of(rounds, survived, costs, rows)
         if promised > best_speedup:
             best, best_speedup = tree, promised

@@ -12,7 +12,8 @@ import torch
 from draftsmith.decoding import acceptance as rule_module
 from draftsmith.decoding.acceptance import Proposal, verify
 from draftsmith.decoding.distribution import Dense
-from draftsmith.decoding.tree import Tree, TreesByRows, follow, visible_slots
+from draftsmith.decoding.tree import Tree, follow, visible_slots
+from draftsmith.decoding.tree_choice import TreesByRows
 from draftsmith.errors import DecodingError
 
 EXAMPLE = Tree((0, 0, 1, 1))  # that of the module

@@ -24,7 +24,8 @@ from draftsmith.decoding.acceptance import Verdict, verify
 from draftsmith.decoding.distribution import sample
 from draftsmith.decoding.features import FeatureStore
 from draftsmith.decoding.trace import accepted_fraction
-from draftsmith.decoding.tree import Tree, TreesByRows
+from draftsmith.decoding.tree import Tree
+from draftsmith.decoding.tree_choice import TreesByRows
 from tests.decoding.arrivals import CONTEXT, live_through, random_requests
 from tests.decoding.heads import fitted_head, fitted_heads, head_proposer
 from tests.decoding.laws import exact_law, p_value

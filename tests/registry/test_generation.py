@@ -10,6 +10,8 @@ from transformers import SuppressTokensLogitsProcessor
 from draftsmith.decoding import Request, SamplingParams, Tree
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.errors import DecodingError
+from draftsmith.evaluation.cost_model import ForwardCosts, RoundCosts
+from draftsmith.evaluation.profiling import kept_costs
 from draftsmith.registry.generation import Pair
 from draftsmith.targets.loading import load_target
 from tests.registry.tiny_models import save_draft_for, save_target
@@ -80,6 +82,33 @@ def test_texts_that_are_streamed_in_turn_are_those_of_each_alone(served):
     streams = [served.stream(text, draft_length=n, **options) for text, n in asked]
     turns = itertools.zip_longest(*streams, fillvalue="")
     assert ["".join(pieces) for pieces in zip(*turns, strict=True)] == expected
+
+
+EVALUATION = {
+    "survival": {"0.0": [0.5, 0.25]},
+    "copied": {"0.0": {"share": 0.0, "survival": []}},
+    "guesses": {"0.0": {"shares": [[0.5, 0.4], [0.5, 0.3]], "reached": [100, 50]}},
+}
+
+
+def flat_costs(grid):
+    """A draft costs a tenth of a target step, and more positions hardly anything."""
+    cell = ForwardCosts(1.0, 0.1, {n: 1 + n / 1000 for n in range(1, grid.max_width + 1)})
+    cells = itertools.product(grid.rows, grid.contexts)
+    return RoundCosts(grid.rows, grid.contexts, dict.fromkeys(cells, cell))
+
+
+def test_a_length_that_adapts_may_be_a_measured_tree(pair, tmp_path):
+    models = {"target": pair.target, "draft": pair.draft}
+    evidence = {"evaluation": EVALUATION}
+    adapting = Pair(pair.record, evidence, **models, measured=MEASURED, costs=tmp_path)
+    kept_costs(tmp_path, adapting._cost_key(1), lambda: flat_costs(adapting._grid(1)))
+    assert adapting.has_costs(1)
+    asked = {"max_new_tokens": 40}
+    answer = adapting.generate("hello", draft_length="adaptive", **asked)
+    assert any(answer.trace.ranks)
+    assert answer.token_ids == adapting.generate("hello", draft_length=0, **asked).token_ids
+    assert not any(adapting.generate("hello", draft_length=2, **asked).trace.ranks)
 
 
 @pytest.fixture(scope="module")

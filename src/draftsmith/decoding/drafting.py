@@ -12,7 +12,8 @@ from draftsmith.decoding.acceptance import Proposal
 from draftsmith.decoding.batch import Batch, to_device
 from draftsmith.decoding.distribution import Dense, OneHot, distribution, sample
 from draftsmith.decoding.randomness import uniform
-from draftsmith.decoding.tree import NO_TREES, Tree, TreesByRows
+from draftsmith.decoding.tree import Tree
+from draftsmith.decoding.tree_choice import NO_TREES, Trees
 
 
 class Drafts:
@@ -37,7 +38,7 @@ class Drafts:
         batch: Batch,
         token_ids: Tensor | None,
         counts: list[int],
-        trees: TreesByRows = NO_TREES,
+        trees: Trees = NO_TREES,
     ) -> None:
         self._batch, self._token_ids = batch, token_ids
         self.tree = trees.choose(len(batch), max(counts))

@@ -20,7 +20,8 @@ from draftsmith.decoding.draft_length import FixedLengths, LengthPolicy, Lengths
 from draftsmith.decoding.drafting import Drafts
 from draftsmith.decoding.features import FeatureReader
 from draftsmith.decoding.slot_model import SlotModel
-from draftsmith.decoding.tree import NO_TREES, Tree, TreesByRows, tensors_of
+from draftsmith.decoding.tree import Tree, tensors_of
+from draftsmith.decoding.tree_choice import NO_TREES, Trees
 
 
 class Proposer(Protocol):
@@ -60,7 +61,7 @@ def reader_of(proposer: Proposer) -> FeatureReader | None:
 
 def most_nodes(proposer: Proposer) -> int:
     """Drafts of the largest tree of a proposer; 0 where it drafts chains."""
-    trees: TreesByRows = getattr(proposer, "trees", NO_TREES)
+    trees: Trees = getattr(proposer, "trees", NO_TREES)
     return trees.max_nodes
 
 
@@ -107,7 +108,7 @@ class DraftModelProposer:
         self,
         model: PreTrainedModel | SlotModel,
         token_ids: Tensor | None = None,
-        trees: TreesByRows = NO_TREES,
+        trees: Trees = NO_TREES,
     ) -> None:
         self._slots = SlotModel.of(model)
         self.trees = trees
@@ -275,9 +276,9 @@ class LookupFirstProposer:
         return _with_copies(batch, found, drafted, drafted.tree)
 
     @property
-    def trees(self) -> TreesByRows:
+    def trees(self) -> Trees:
         """Those of the draft."""
-        trees: TreesByRows = getattr(self._draft, "trees", NO_TREES)
+        trees: Trees = getattr(self._draft, "trees", NO_TREES)
         return trees
 
     def _copied(self, batch: Batch, found: list[list[int]]) -> Proposal:

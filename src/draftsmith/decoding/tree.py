@@ -19,7 +19,7 @@ Source: Miao et al. 2024 (arXiv 2305.09781), Cai et al. 2024 (arXiv 2401.10774).
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -245,31 +245,3 @@ def follow(drawn: Tensor, drafts: Tensor, counts: Tensor, tree: Tree) -> tuple[T
         num_accepted = num_accepted + is_hit
         path.append(place)
     return num_accepted, torch.stack(path, 1)
-
-
-@dataclass(frozen=True)
-class TreesByRows:
-    """Which tree a batch drafts: verifying a node costs more, the more rows there are.
-
-    Attributes:
-        by_rows: Rows -> tree; a batch takes that of the next number that is not below its own, and
-            drafts a chain where there is none.
-        is_sampled: Whether guesses are drawn without replacement where the temperature is above 0;
-            else they are the most probable ones.
-    """
-
-    by_rows: Mapping[int, Tree]
-    is_sampled: bool = False
-
-    def choose(self, rows: int, depth: int) -> Tree | None:
-        """The tree of so many rows, cut to so many draft positions; None is a chain."""
-        tree = self.by_rows.get(min((n for n in self.by_rows if n >= rows), default=0))
-        return None if tree is None else tree.up_to(depth)
-
-    @property
-    def max_nodes(self) -> int:
-        """Of the largest tree."""
-        return max((tree.num_nodes for tree in self.by_rows.values()), default=0)
-
-
-NO_TREES = TreesByRows({})

@@ -305,7 +305,8 @@ class PairBench:
             copied = survival.copying(copies)
             chain = Drafting.chain(length, copied, at, rows=size)
             drafting = self._best(chain, copied, guesses, at, rows=size)
-            adaptive = AdaptiveLengths(costs, limit, survival)
+            trees = [] if drafting.tree is None else [drafting.tree]
+            adaptive = AdaptiveLengths(costs, limit, survival, trees, guesses)
             arms["adaptive"] = pair.adaptive(adaptive, max_new_tokens=tokens, batch_size=size)
         if drafting.length:
             served = dataclasses.replace(pair, lookup_length=copies)

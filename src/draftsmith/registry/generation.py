@@ -39,7 +39,7 @@ from draftsmith.evaluation.adaptive import AdaptiveLengths
 from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.choice import served_lengths
 from draftsmith.evaluation.cost_model import Survival
-from draftsmith.evaluation.guesses import served_tree, served_trees
+from draftsmith.evaluation.guesses import Guesses, measured_trees, served_tree, served_trees
 from draftsmith.evaluation.profiling import Grid, cost_key, held_costs, kept_costs, round_costs
 from draftsmith.registry.pair import PairRecord
 from draftsmith.targets.loading import LoadedTarget
@@ -146,8 +146,8 @@ class Pair:
             messages_or_text: A chat (`[{"role": ..., "content": ...}]`), or a text: one user turn
                 where the target has a chat template, a plain prefix where it has none.
             draft_length: Tokens proposed in a round; None takes the one that was measured best,
-                "adaptive" the one that pays for this text now, by costs that are measured at the
-                first such call on this device and kept.
+                "adaptive" the chain or tree that pays for this text now, by costs that are measured
+                at the first such call on this device and kept.
             verify: "match" makes a seed's answer independent of the drafts; see `Engine`.
             logits_processors: Of Transformers; they need `verify="match"`.
             **sampling: Fields of `SamplingParams`; greedy and at most 128 new tokens unless they
@@ -226,7 +226,8 @@ class Pair:
         proposer: Proposer
         if draft_length == "adaptive":
             adaptive = self._adaptive_lengths(max_rows)
-            proposer = LookupFirstProposer(self.draft.proposer(), adaptive)
+            drafter = self.draft.proposer(trees=adaptive.trees)
+            proposer = LookupFirstProposer(drafter, adaptive)
             longest = max(adaptive.limit)
         else:
             lengths, tree = self.lengths_at(max_rows), self.tree_at(max_rows)
@@ -263,8 +264,13 @@ class Pair:
             costs = kept_costs(
                 self._costs, self._cost_key(max_rows), partial(round_costs, *models, grid)
             )
-            survival = self._recorded_survival()
-            self._adaptive[max_rows] = AdaptiveLengths(costs, self._longest, survival)
+            self._adaptive[max_rows] = AdaptiveLengths(
+                costs,
+                self._longest,
+                self._recorded_survival(),
+                measured_trees(self._measured, rows=max_rows),
+                self._recorded_guesses(),
+            )
         return self._adaptive[max_rows]
 
     def has_costs(self, max_rows: int) -> bool:
@@ -277,18 +283,29 @@ class Pair:
         return longest if self.lookup_length else longest._replace(copy=0)
 
     def _grid(self, max_rows: int) -> Grid:
-        return Grid.covering(max_rows=max_rows, max_width=max(self._longest) + 1)
+        longest = self._longest
+        trees = measured_trees(self._measured, rows=max_rows)
+        nodes = [tree.num_nodes_with(longest.copy) for tree in trees]
+        return Grid.covering(max_rows=max_rows, max_width=max(*longest, *nodes) + 1)
 
     def _cost_key(self, max_rows: int) -> dict[str, Any]:
         return cost_key(self.record.digest, self.target.model, self._grid(max_rows))
 
+    @property
+    def _benchmark_temperature(self) -> float:
+        return float(self.evidence.get("benchmark", {}).get("temperature", 0.0))
+
     def _recorded_survival(self) -> Survival:
         """As evaluated at the temperature of the benchmark; nothing where there is no evidence."""
-        temperature = float(self.evidence.get("benchmark", {}).get("temperature", 0.0))
         try:
-            return Survival.recorded(self.evidence["evaluation"], temperature)
+            return Survival.recorded(self.evidence["evaluation"], self._benchmark_temperature)
         except KeyError:
             return Survival(())
+
+    def _recorded_guesses(self) -> Guesses:
+        """The same of the guesses in trees."""
+        counted = self.evidence.get("evaluation", {}).get("guesses", {})
+        return Guesses.recorded(counted.get(str(self._benchmark_temperature)))
 
     def contestants(self) -> Contestants:
         """The pair as benchmarks drive it."""

@@ -12,7 +12,7 @@ import torch
 from draftsmith.decoding import acceptance as rule_module
 from draftsmith.decoding.acceptance import Proposal, verify
 from draftsmith.decoding.distribution import Dense
-from draftsmith.decoding.tree import Tree, follow, visible_slots
+from draftsmith.decoding.tree import Tree, follow, tensors_of, visible_slots
 from draftsmith.decoding.tree_choice import TreesByRows
 from draftsmith.errors import DecodingError
 
@@ -100,7 +100,7 @@ def test_a_place_sees_its_text_and_its_own_path_within_the_window(seed, window):
     starts = [chance.randint(0, 6) for _ in range(3)]
     depths = torch.tensor(tree.depths)
     positions = torch.tensor(starts)[:, None] + depths
-    visible = visible_slots(tree, positions, 20, window)
+    visible = visible_slots(tensors_of(tree, depths.device).sees, positions, 20, window)
     for row, start in enumerate(starts):
         for place, prefix in enumerate(tree.prefixes):
             # Slot -> position of what lies in it.

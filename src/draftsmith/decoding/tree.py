@@ -197,26 +197,26 @@ def tensors_of(tree: Tree, device: torch.device) -> TreeTensors:
     return TreeTensors(*(tensor.to(device) for tensor in tensors))
 
 
-def visible_slots(tree: Tree, positions: Tensor, num_slots: int, window: int | None) -> Tensor:
+def visible_slots(sees: Tensor, positions: Tensor, num_slots: int, window: int | None) -> Tensor:
     """What the places of a tree see of a cache that holds their nodes behind each row's text.
 
     Args:
-        tree: Its place i stands in slot `positions[:, 0] + i`.
-        positions: int64 `[rows, places]`: where they stand in the texts.
+        sees: bool `[places, places]`: what each of them sees of the others, itself included.
+        positions: int64 `[rows, places]`: where they stand in the texts; place i stands in slot
+            `positions[:, 0] + i`.
         num_slots: Slots that are read.
         window: Positions seen at most, the own one included; None is all.
 
     Returns:
         bool `[rows, 1, places, num_slots]`.
     """
-    on_device = tensors_of(tree, positions.device)
-    depths, sees = on_device.depths, on_device.sees
-    behind = torch.arange(num_slots, device=positions.device) - positions[:, :1]  # [rows, slots]
-    is_node = (behind >= 0) & (behind < len(depths))
-    place = behind.clamp(0, len(depths) - 1)
+    slots = torch.arange(num_slots, device=positions.device)
+    behind = slots - positions[:, :1]  # [rows, slots]
+    is_node = (behind >= 0) & (behind < len(sees))
+    place = behind.clamp(0, len(sees) - 1)
     visible = torch.where(is_node[:, None], sees.T[place].mT, (behind < 0)[:, None])
     if window is not None:
-        position = positions[:, :1] + torch.where(is_node, depths[place], behind)
+        position = torch.where(is_node, positions.gather(1, place), slots)
         visible &= position[:, None] > positions[:, :, None] - window
     return visible[:, None]
 

@@ -222,9 +222,8 @@ class AdaptiveLengths:
         by_all, by_rest = (expected_accepted(survived, each, longest) for each in (caps, rest))
         for length in range(longest + 1):
             yield length, None, by_all[length], by_rest[length]
-        deepest = min(max(caps), longest)
-        of_all, of_rest = (self._trees.expected(rows, n, deepest=deepest) for n in (caps, rest))
-        for (tree, accepted), (_, accepted_of_rest) in zip(of_all, of_rest, strict=True):
+        of_trees = self._trees.expected(rows, (caps, rest), deepest=min(max(caps), longest))
+        for tree, (accepted, accepted_of_rest) in of_trees:
             yield tree.depth, tree, accepted, accepted_of_rest
 
     def observe(self, batch: Batch) -> None:

@@ -9,8 +9,10 @@ out of use is tried again. Knows no costs.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from draftsmith.decoding import ChosenTree, Tree
 from draftsmith.decoding.batch import Batch, Row
@@ -43,20 +45,20 @@ class AdaptiveTrees:
         self._expected = self._observed = 0.0
 
     def expected(
-        self, rows: Sequence[Sequence[float]], caps: Sequence[int], *, deepest: int
-    ) -> Iterator[tuple[Tree, float]]:
+        self, rows: Sequence[Sequence[float]], caps: Sequence[Sequence[int]], *, deepest: int
+    ) -> Iterator[tuple[Tree, list[float]]]:
         """Each tree, in several sizes, and the tokens that rows are expected to accept of it.
 
         Args:
             rows: Acceptance of first guesses by position, given that those before were right.
-            caps: Most draft positions of each row.
+            caps: Most draft positions of each row, in several cases; tokens are told for each.
             deepest: Positions that any row may draft.
         """
         beside = self._beside_now()
         for tree in dict.fromkeys(tree.up_to(deepest) for tree in self._trees):
-            sizes = _sizes(tree)
-            gains = _gains(tree, rows, caps, beside) if sizes else []
-            yield from ((size, gains[size.num_nodes]) for size in sizes)
+            if sizes := _sizes(tree):
+                gains = _gains(tree, rows, caps, beside)
+                yield from ((size, gains[:, size.num_nodes - 1].tolist()) for size in sizes)
 
     def _beside_now(self) -> list[list[float]]:
         """By position and rank: how often a guess is right where the first is not."""
@@ -96,29 +98,28 @@ def first_guesses(row: Row) -> int:
 def _gains(
     tree: Tree,
     rows: Sequence[Sequence[float]],
-    caps: Sequence[int],
+    caps: Sequence[Sequence[int]],
     beside: Sequence[Sequence[float]],
-) -> list[float]:
-    """Tokens that rows together accept of a tree's first nodes, by their number from 0.
+) -> NDArray[np.float64]:
+    """Tokens that rows together accept of a tree's first 1, 2, ... nodes, `[cases, nodes]`.
 
     Beside the first guesses, too, a position's guesses are taken to be right as often as there.
     """
-    gains = [0.0] * (tree.num_nodes + 1)
-    nodes = list(zip(tree.parents, tree.depths[1:], tree.ranks, strict=True))
-    for conditional, cap in zip(rows, caps, strict=True):
-        reach = [1.0]
-        for node, (parent, depth, rank) in enumerate(nodes, start=1):
-            first = conditional[depth - 1]
-            share = (1 - first) * beside[depth - 1][rank] if rank else first
-            reach.append(reach[parent] * share)
-            if depth <= cap:
-                gains[node] += reach[-1]
-    return list(itertools.accumulate(gains))
+    firsts, allowed = np.array(rows), np.array(caps)
+    reach = [np.ones(len(firsts))]  # by place, `[rows]`
+    gains = np.empty((len(allowed), tree.num_nodes))
+    nodes = zip(tree.parents, tree.depths[1:], tree.ranks, strict=True)
+    for node, (parent, depth, rank) in enumerate(nodes):
+        first = firsts[:, depth - 1]
+        share = (1 - first) * beside[depth - 1][rank] if rank else first
+        reach.append(reach[parent] * share)
+        gains[:, node] = (allowed >= depth) @ reach[-1]
+    return gains.cumsum(1)
 
 
 @functools.lru_cache(maxsize=256)
 def _sizes(tree: Tree) -> tuple[Tree, ...]:
-    """Its first nodes, where they are no chain: a third more from size to size, and all of them."""
+    """Its first nodes, where they are no chain: at most a half more from size to size."""
     numbers = [n for n in range(2, tree.num_nodes + 1) if n in (bucket(n), tree.num_nodes)]
     trees = [Tree(tree.parents[:number]) for number in numbers]
     return tuple(size for size in trees if max(size.guesses) > 1)

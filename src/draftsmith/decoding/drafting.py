@@ -43,7 +43,10 @@ class Drafts:
         self._batch, self._token_ids = batch, token_ids
         self.tree = trees.choose(len(batch), max(counts))
         self._is_sampled = trees.is_sampled and not batch.sampling.is_greedy
-        self._is_greedy = batch.sampling.temperature == 0  # by row
+        greedy = [row.request.params.temperature == 0 for row in batch.rows]
+        self._certain: Tensor | None = None
+        if self._is_sampled and any(greedy):
+            self._certain = to_device(greedy, batch.device, torch.bool)
         self.counts = counts
         if self.tree is not None:
             self.counts = [min(count, self.tree.depth) for count in counts]
@@ -67,10 +70,12 @@ class Drafts:
         logits = batch.adjust(logits, so_far, self._token_ids)
         if self.tree is not None:
             wanted = min(self.tree.guesses[len(self._guesses)], logits.shape[-1])
-            entries = logits[:, -1].topk(wanted).indices
-            if self._is_sampled:
-                drawn = self._siblings(logits, positions, wanted)
-                entries = torch.where(self._is_greedy[:, None], entries, drawn)
+            if not self._is_sampled:
+                return self._guess(_most_probable(logits, wanted))
+            entries = self._siblings(logits, positions, wanted)
+            if self._certain is not None:
+                certain = _most_probable(logits, wanted)
+                entries = torch.where(self._certain[:, None], certain, entries)
             return self._guess(entries)
         dist = distribution(logits, batch.sampling, self._token_ids)
         entry, tokens = _draw(dist, uniform(batch.keys[:, None], positions, batch.draft_purpose))
@@ -122,8 +127,13 @@ class Drafts:
         tokens = entries if self._token_ids is None else self._token_ids[entries]
         if not self._is_sampled:
             return Proposal(tokens, OneHot(tokens), counts, entries, tree=tree)
-        laws, certain = _concatenate(self._dists), self._is_greedy
-        return Proposal(tokens, laws, counts, entries, tree=tree, certain=certain)
+        laws = _concatenate(self._dists)
+        return Proposal(tokens, laws, counts, entries, tree=tree, certain=self._certain)
+
+
+def _most_probable(logits: Tensor, wanted: int) -> Tensor:
+    """Entries of a position, int64 `[rows, wanted]`, the best first."""
+    return logits[:, -1].topk(wanted).indices
 
 
 def _draw(dist: OneHot | Dense, uniforms: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,8 @@ import torch
 
 from draftsmith.decoding import DraftModelProposer, Engine, NoProposer, Request, SamplingParams
 from draftsmith.decoding.randomness import Purpose, request_key, uniform
-from draftsmith.decoding.tree import Tree, TreesByRows
+from draftsmith.decoding.tree import Tree
+from draftsmith.decoding.tree_choice import TreesByRows
 
 NUM_REQUESTS, NUM_NEW = 24, 24
 _ULP = 2.0**-8  # of bfloat16, relative

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from draftsmith.decoding.slot_model import SlotModel, layer_windows
+from draftsmith.decoding.steps import Inputs
 from draftsmith.errors import DecodingError
 
 KINDS = ["llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt2"]
@@ -100,7 +101,9 @@ def test_rows_from_first_row_on_leave_the_rows_before_them_alone(llama):
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_masks_are_added_never_boolean(family, kind):
     """Some attention implementations add a boolean mask where they should apply it."""
-    masks = SlotModel(family(kind).target)._masks(torch.tensor([[3], [9]]), 16, None)
+    positions = torch.tensor([[3], [9]])
+    inputs = Inputs(positions, positions, positions)
+    masks = SlotModel(family(kind).target)._masks(inputs, 16)
     for mask in masks.values() if isinstance(masks, dict) else [masks]:
         assert mask.dtype == torch.float32
         assert set(mask.unique().tolist()) == {0.0, -torch.inf}

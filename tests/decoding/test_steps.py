@@ -11,15 +11,19 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftsmith.decoding import (
+    DraftModelProposer,
     Engine,
+    NoProposer,
     Request,
     RequestFaultError,
     SamplingParams,
     SlotModel,
+    Tree,
     compiled,
     graphed,
 )
 from draftsmith.decoding.steps import Inputs, Shape, StaticSteps, bucket
+from draftsmith.decoding.tree import tensors_of
 from draftsmith.errors import DecodingError
 from tests.decoding.arrivals import CONTEXT, live_through, random_requests
 from tests.decoding.laws import build_proposer
@@ -104,8 +108,9 @@ def test_a_step_gets_padding_in_front_of_the_positions_and_behind_the_rows():
 
     steps = StaticSteps(run, padded)
     tokens, positions = torch.arange(1, 26).view(5, 5), torch.arange(30, 55).view(5, 5)
-    every = steps(tokens, positions, scratch=99, num_slots=64, keep=None)
-    last = steps(tokens, positions, scratch=99, num_slots=64, keep=2)
+    given = Inputs(tokens, positions, positions)
+    every = steps(given, scratch=99, num_slots=64)
+    last = steps(given, scratch=99, num_slots=64, keep=2)
     assert every.equal(tokens)
     assert last.equal(tokens[:, -2:])
     (inputs, shape), (_, narrow) = seen
@@ -114,6 +119,27 @@ def test_a_step_gets_padding_in_front_of_the_positions_and_behind_the_rows():
     assert set(inputs.places[:, 0].tolist() + inputs.places[5].tolist()) == {99}
     assert not inputs.positions[:, 0].any()
     assert not inputs.positions[5].any()
+
+
+def test_a_step_of_a_tree_gets_its_padding_behind_the_places():
+    seen = []
+
+    def run(inputs: Inputs, shape: Shape) -> torch.Tensor:
+        seen.append((inputs, shape))
+        return inputs.tokens
+
+    tree = tensors_of(Tree((0, 0, 1, 1)), torch.device("cpu"))
+    tokens, starts = torch.arange(1, 26).view(5, 5), torch.arange(30, 35)[:, None]
+    given = Inputs(tokens, starts + tree.depths, starts + torch.arange(5), tree.sees)
+    assert StaticSteps(run, padded)(given, scratch=99, num_slots=64).equal(tokens)
+    ((inputs, shape),) = seen
+    assert shape == Shape(6, 6, 64, None, is_tree=True)
+    assert inputs.positions[:5, :5].equal(given.positions)
+    assert inputs.places[:5, :5].equal(given.places)
+    assert set(inputs.places[:, 5].tolist() + inputs.places[5].tolist()) == {99}
+    assert inputs.sees[:5, :5].equal(tree.sees)
+    assert inputs.sees[:, 5].tolist() == [False] * 6
+    assert inputs.sees[5].tolist() == [True] + [False] * 5
 
 
 # ------------------------------------------------------------------------------ equal to plain ones
@@ -136,6 +162,46 @@ def test_a_day_of_requests_is_that_of_plain_steps(family, way, family_name, kind
     day = live_through(engine, requests, random.Random(3))
     assert day.answers == {name: alone[name] for name in alone if name not in day.aborted}
     assert {1, 2, 3, 4, 6} == {shape.rows for shape in shapes(fixed.target)}
+
+
+class InTurn:
+    """Two trees of one width, in every round the other one."""
+
+    is_sampled, max_nodes = False, 5
+
+    def __init__(self):
+        self.turn = 0
+
+    def choose(self, _rows, depth):
+        self.turn += 1
+        return (Tree((0, 0, 1, 1, 2)), Tree.comb([3, 2]))[self.turn % 2].up_to(depth)
+
+
+def with_trees(models, **options):
+    draft = DraftModelProposer(models.draft, trees=InTurn())
+    return Engine(models.target, draft, draft_length=3, **options)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family_name", ["gemma3", "gpt2", "llama"])
+def test_trees_of_a_width_share_a_step_and_give_the_tokens_of_the_target(family, way, family_name):
+    models, requests = family(family_name), random_requests(30, seed=7)
+    plain = Engine(models.target, NoProposer(), max_rows=1, draft_length=0, verify="match")
+    alone = {r.request_id: plain.generate([r])[0].token_ids for r in requests}
+    fixed = with_steps(models, WAYS[way])
+    engine = with_trees(fixed, max_rows=6)
+    engine.open(CONTEXT, prefill_chunk=7)
+    day = live_through(engine, requests, random.Random(3))
+    assert day.answers == {name: alone[name] for name in alone if name not in day.aborted}
+    assert {1, 2, 3, 4, 6} == {s.rows for s in shapes(fixed.target) if s.is_tree and s.width == 6}
+
+
+def test_rounds_of_fixed_steps_keep_of_their_trees_what_plain_ones_keep(llama):
+    requests = random_requests(12, seed=8)
+    expected = with_trees(llama, max_rows=3).generate(requests)
+    assert any(rank for r in expected for path in r.trace.ranks for rank in path)
+    fixed = with_steps(llama, WAYS["captured"])
+    assert with_trees(fixed, max_rows=3).generate(requests) == expected
 
 
 def test_a_step_writes_its_own_rows_and_scratch_alone(llama):
@@ -212,6 +278,16 @@ def assert_compiled_is_plain(models, backend, kind, *, draft_length, count):
 
 def test_compiled_steps_give_the_tokens_of_plain_ones(family):
     assert_compiled_is_plain(family("gemma3"), "eager", "none", draft_length=0, count=3)
+
+
+def test_compiled_steps_of_trees_give_the_tokens_of_plain_ones(llama):
+    fixed = dataclasses.replace(with_steps(llama, compiled("eager")), draft=llama.draft)
+    plain = Engine(llama.target, NoProposer(), max_rows=1, draft_length=0)
+    (want,), (found,) = (
+        engine.generate(few_requests(1)) for engine in (plain, with_trees(fixed, max_rows=1))
+    )
+    assert found.token_ids == want.token_ids
+    assert any(shape.is_tree for shape in shapes(fixed.target))
 
 
 @pytest.mark.slow

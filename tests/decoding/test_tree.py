@@ -12,7 +12,8 @@ import torch
 from draftsmith.decoding import acceptance as rule_module
 from draftsmith.decoding.acceptance import Proposal, verify
 from draftsmith.decoding.distribution import Dense
-from draftsmith.decoding.tree import Tree, TreesByRows, follow, visible_slots
+from draftsmith.decoding.tree import Tree, follow, tensors_of, visible_slots
+from draftsmith.decoding.tree_choice import TreesByRows
 from draftsmith.errors import DecodingError
 
 EXAMPLE = Tree((0, 0, 1, 1))  # that of the module
@@ -63,6 +64,13 @@ def test_a_longer_spine_leaves_the_other_nodes_where_they_are():
     assert EXAMPLE.with_spine(2) is EXAMPLE
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_nodes_that_a_longer_spine_adds_are_known_without_it(seed):
+    tree = random_tree(random.Random(seed))
+    for length in range(12):
+        assert tree.num_nodes_with(length) == tree.with_spine(length).num_nodes
+
+
 @pytest.mark.parametrize("parents", [(1,), (0, 2), (0, -1)])
 def test_a_parent_behind_its_child_is_refused(parents):
     with pytest.raises(DecodingError, match="parents before their children"):
@@ -92,7 +100,7 @@ def test_a_place_sees_its_text_and_its_own_path_within_the_window(seed, window):
     starts = [chance.randint(0, 6) for _ in range(3)]
     depths = torch.tensor(tree.depths)
     positions = torch.tensor(starts)[:, None] + depths
-    visible = visible_slots(tree, positions, 20, window)
+    visible = visible_slots(tensors_of(tree, depths.device).sees, positions, 20, window)
     for row, start in enumerate(starts):
         for place, prefix in enumerate(tree.prefixes):
             # Slot -> position of what lies in it.
@@ -159,13 +167,21 @@ def without(q, token):
     return [value / mass for value in rest] if mass > 0 else rest
 
 
+def only(token):
+    return [float(index == token) for index in range(VOCAB)]
+
+
 def outcomes(tree, p_of, q_of, drafts, next_q, reached=(0, ())):
-    """(probability, committed tokens, law of the next) of one tree of drafts, by the definition."""
+    """(probability, committed tokens, law of the next) of one tree of drafts, by the definition.
+
+    Without `q_of` the guesses are certain.
+    """
     place, text = reached
     children = [node + 1 for node, parent in enumerate(tree.parents) if parent == place]
-    p, q, reach = p_of(text), q_of(len(text)) if children else [], 1.0
+    p, q, reach = p_of(text), q_of(len(text)) if children and q_of else [], 1.0
     for child in children:
         token = drafts[child - 1]
+        q = q if q_of else only(token)
         keep = min(1.0, p[token] / q[token]) if q[token] > 0 else 0.0
         behind = outcomes(tree, p_of, q_of, drafts, next_q, (child, (*text, token)))
         for share, tokens, next_law in behind:
@@ -196,27 +212,37 @@ def law_of_a_round(tree, p_of, q_of, horizon, next_q):
             weight *= share
         nodes = zip(tree.depths[1:], tree.ranks, strict=True)
         drafts = [chosen[depth - 1][1][rank] for depth, rank in nodes]
-        for share, text, next_law in outcomes(tree, p_of, q_of, drafts, next_q):
-            for rest in itertools.product(range(VOCAB), repeat=horizon - len(text)):
-                mass, so_far = weight * share, text
-                for place, token in enumerate(rest):
-                    mass *= next_law[token] if place == 0 else p_of(so_far)[token]
-                    so_far = (*so_far, token)
-                found[so_far] += mass
+        add_texts(found, weight, outcomes(tree, p_of, q_of, drafts, next_q), p_of, horizon)
     return found
+
+
+def add_texts(found, weight, rounds, p_of, horizon):
+    """The texts of `horizon` tokens that the target makes of what rounds committed."""
+    for share, text, next_law in rounds:
+        for rest in itertools.product(range(VOCAB), repeat=horizon - len(text)):
+            mass, so_far = weight * share, text
+            for place, token in enumerate(rest):
+                mass *= next_law[token] if place == 0 else p_of(so_far)[token]
+                so_far = (*so_far, token)
+            found[so_far] += mass
 
 
 SHAPES = [Tree.comb([2, 2, 1]), Tree((0, 0, 1, 1, 3)), Tree((0, 1, 2)), Tree((0, 0, 0, 1, 4))]
 
 
-def worst_error(tree, next_q):
+def worst_error(tree, next_q, *, is_certain=False):
     """Largest difference of a text's probability from the target's."""
     generator = torch.Generator().manual_seed(tree.num_nodes)
     horizon = tree.depth + 1
     texts = [t for n in range(horizon) for t in itertools.product(range(VOCAB), repeat=n)]
     p = {text: law(generator) for text in texts}
     q = [law(generator) for _ in range(tree.depth)]
-    found = law_of_a_round(tree, p.__getitem__, q.__getitem__, horizon, next_q)
+    if is_certain:
+        found, drafts = defaultdict(float), [3 * node % VOCAB for node in range(tree.num_nodes)]
+        rounds = outcomes(tree, p.__getitem__, None, drafts, next_q)
+        add_texts(found, 1.0, rounds, p.__getitem__, horizon)
+    else:
+        found = law_of_a_round(tree, p.__getitem__, q.__getitem__, horizon, next_q)
     worst = 0.0
     for text in itertools.product(range(VOCAB), repeat=horizon):
         expected = 1.0
@@ -231,11 +257,16 @@ def test_the_rule_for_siblings_commits_the_targets_law(tree):
     assert worst_error(tree, without) < TOLERANCE
 
 
+@pytest.mark.parametrize("tree", SHAPES)
+def test_siblings_that_are_certain_commit_it_too(tree):
+    assert worst_error(tree, without, is_certain=True) < TOLERANCE
+
+
 def test_the_enumeration_sees_siblings_that_are_held_to_the_law_of_the_first():
     assert worst_error(Tree.comb([2, 2, 1]), lambda q, _token: q) > DETECTED
 
 
-def stepwise(tree, p, q, drafts, accept, count):
+def stepwise(tree, p, q, drafts, accept, count, *, is_certain):
     """Path and next law of one row, by the definition."""
     place, path = 0, []
     current = p[0]
@@ -244,6 +275,7 @@ def stepwise(tree, p, q, drafts, accept, count):
         left, kept = q[len(path)] if len(path) < tree.depth else None, None
         for child in children if len(path) < count else []:
             token = drafts[child - 1]
+            left = only(token) if is_certain else left
             if left[token] > 0 and accept[child - 1] * left[token] < current[token]:
                 kept = child
                 break
@@ -273,7 +305,8 @@ def test_verification_of_siblings_is_that_rule(seed, monkeypatch):
     drafts = torch.randint(VOCAB, (rows, tree.num_nodes), generator=generator)
     accept = torch.rand(rows, tree.num_nodes, generator=generator, dtype=torch.float64)
     counts = torch.randint(tree.depth + 2, (rows,), generator=generator)
-    proposal = Proposal(drafts, Dense(q), counts, tree=tree)
+    certain = torch.rand(rows, generator=generator) < 0.3
+    proposal = Proposal(drafts, Dense(q), counts, tree=tree, certain=certain)
     verdict = verify(Dense(p), proposal, accept, torch.zeros(rows, tree.num_nodes + 1))
     for row in range(rows):
         path, next_law = stepwise(
@@ -283,6 +316,7 @@ def test_verification_of_siblings_is_that_rule(seed, monkeypatch):
             drafts[row].tolist(),
             accept[row].tolist(),
             int(counts[row]),
+            is_certain=bool(certain[row]),
         )
         assert int(verdict.num_accepted[row]) == len(path)
         assert verdict.path[row, : len(path)].tolist() == path

@@ -24,7 +24,8 @@ from draftsmith.decoding.acceptance import Verdict, verify
 from draftsmith.decoding.distribution import sample
 from draftsmith.decoding.features import FeatureStore
 from draftsmith.decoding.trace import accepted_fraction
-from draftsmith.decoding.tree import Tree, TreesByRows
+from draftsmith.decoding.tree import Tree
+from draftsmith.decoding.tree_choice import TreesByRows
 from tests.decoding.arrivals import CONTEXT, live_through, random_requests
 from tests.decoding.heads import fitted_head, fitted_heads, head_proposer
 from tests.decoding.laws import exact_law, p_value
@@ -191,6 +192,20 @@ def test_continuations_follow_the_targets_exact_law(small, law, tree, is_sampled
     assert p_value(results, law) > SIGNIFICANCE
 
 
+def greedy_or_sampled(index):
+    return SamplingParams(max_new_tokens=3, temperature=TEMPERATURE if index % 4 else 0.0)
+
+
+@pytest.mark.parametrize("tree", [COMB, BUSHY], ids=["comb", "bushy"])
+def test_rows_beside_greedy_ones_follow_the_targets_exact_law(small, law, continue_greedily, tree):
+    requests = [Request(str(i), PROMPT, greedy_or_sampled(i)) for i in range(12000)]
+    results = engine_with(small, tree, rows=2000, is_sampled=True).generate(requests)
+    assert p_value([r for i, r in enumerate(results) if i % 4], law) > SIGNIFICANCE
+    assert {tuple(r.token_ids) for r in results[::4]} == {
+        tuple(continue_greedily(small.reference, PROMPT, 3))
+    }
+
+
 def test_the_test_has_the_power_to_see_a_law_that_keeps_its_tried_tokens(far, law, monkeypatch):
     def results():
         return sampled(engine_with(far, Tree.comb([4, 4]), rows=2000, is_sampled=True))
@@ -256,6 +271,31 @@ def test_requests_decode_as_each_would_alone(llama, seed, is_sampled):
         assert alone[name][: len(tokens)] == tokens
 
 
+@pytest.mark.parametrize("tree", [COMB, BUSHY], ids=["comb", "bushy"])
+@pytest.mark.parametrize("kind", ["gemma3", "llama", "mistral"])
+def test_greedy_rows_beside_sampled_ones_are_exact_and_keep_what_each_keeps_alone(  # noqa: PLR0917
+    family, expected, ragged_prompts, kind, tree
+):
+    greedy = greedy_requests(ragged_prompts)
+    warm = SamplingParams(max_new_tokens=NUM_NEW, temperature=0.9)
+    sampled_ones = [Request(f"s{i}", prompt, warm) for i, prompt in enumerate(ragged_prompts)]
+    mixed = [request for both in zip(greedy, sampled_ones, strict=True) for request in both]
+    engine = engine_with(family(kind), tree, rows=10, is_sampled=True)
+    results = engine.generate(mixed)
+    assert [r.token_ids for r in results[::2]] == expected(kind)
+    assert results == [engine.generate([request])[0] for request in mixed]
+    for rows in (results[::2], results[1::2]):
+        assert any(rank for r in rows for path in r.trace.ranks for rank in path)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_of_any_mix_keep_in_every_round_what_each_keeps_alone(llama, seed):
+    requests = random_requests(40, seed=70 + seed)
+    engine = engine_with(llama, BUSHY, rows=6, is_sampled=True)
+    alone = [engine.generate([request])[0] for request in requests]
+    assert engine.generate(requests) == alone
+
+
 @pytest.mark.parametrize("max_rows", [1, 5])
 def test_copies_stand_in_for_guesses_and_change_no_token(llama, max_rows):
     requests = random_requests(30, seed=9)
@@ -272,6 +312,12 @@ def test_copies_stand_in_for_guesses_and_change_no_token(llama, max_rows):
     assert not all(all(r.trace.from_text) for r in found)
 
 
+def rounds_of(result):
+    """What was proposed and kept; a copy's ranks are known of trees alone."""
+    trace = result.trace
+    return trace.drafted, trace.accepted, trace.committed, trace.from_text
+
+
 @pytest.mark.parametrize("is_sampled", [False, True], ids=["certain", "sampled"])
 @pytest.mark.parametrize("max_rows", [3, 5])
 def test_sampled_requests_are_as_alone_whoever_copies_beside_them(llama, max_rows, is_sampled):
@@ -280,9 +326,10 @@ def test_sampled_requests_are_as_alone_whoever_copies_beside_them(llama, max_row
     lengths = FixedLengths(Lengths(4, copy=6))
     proposer = LookupFirstProposer(draft, lengths, min_ngram=1)
     engine = Engine(llama.target, proposer, max_rows=max_rows, draft_length=6)
-    alone = [engine.generate([r])[0].token_ids for r in requests]
+    alone = [engine.generate([r])[0] for r in requests]
     together = engine.generate(requests)
-    assert [r.token_ids for r in together] == alone
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+    assert [rounds_of(r) for r in together] == [rounds_of(r) for r in alone]
     ranks = [rank for r in together for path in r.trace.ranks for rank in path]
     assert any(ranks), "no guess beside a spine was ever right"
     assert any(any(r.trace.from_text) for r in together)

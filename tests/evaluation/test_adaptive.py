@@ -31,11 +31,11 @@ def forward_ms(rows, context, width, *, scale=1.0):
     return scale * (20 + rows * width * (0.12 + context * 6e-5) + rows * context * 2e-5)
 
 
-def machine(draft_scale):
+def machine(draft_scale, longest=WITH_COPIES.copy):
     """Costs of a target and of a draft that takes `draft_scale` of its time."""
     cells = {}
     for rows, context in CELLS:
-        verify = {w: forward_ms(rows, context, w) for w in range(1, max(WITH_COPIES) + 2)}
+        verify = {w: forward_ms(rows, context, w) for w in range(1, longest + 2)}
         step = forward_ms(rows, context, 1, scale=draft_scale)
         cells[rows, context] = ForwardCosts(verify[1], step, verify)
     return RoundCosts(ROWS, CONTEXTS, cells)
@@ -77,6 +77,7 @@ class Simulation:
         for turn in range(rounds):
             could_copy = [self._copyable(policy, chance) for _ in self.batch.rows]
             chosen = policy.choose(self.batch, could_copy, [CAP] * len(self.batch))
+            self.policy = policy
             expected, cost, lengths = self._round(chosen, could_copy, chance)
             policy.observe(self.batch)
             if turn >= skipped:

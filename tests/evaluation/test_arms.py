@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from draftsmith.decoding import Lengths, attention
+from draftsmith.decoding import Lengths, Tree, attention
 from draftsmith.evaluation.adaptive import AdaptiveLengths
 from draftsmith.evaluation.arms import Contestants, Rival, twin
 from draftsmith.evaluation.cost_model import ForwardCosts, RoundCosts, Survival
+from draftsmith.evaluation.guesses import Guesses
 from draftsmith.evaluation.losslessness import SelfTest, transformers_greedy
 
 MAX_NEW_TOKENS = 10
@@ -95,21 +96,24 @@ def test_defaults_of_the_checkpoint_do_not_change_the_rivals_task(target, drafts
     assert endless.engine(2, max_new_tokens=60)([prompt_ids]) == 60
 
 
+@pytest.mark.parametrize("trees", [[], [Tree.comb([3, 2])]], ids=["chains", "trees"])
 @pytest.mark.parametrize("lookup_length", [0, 3])
-def test_lengths_that_adapt_commit_the_targets_greedy_tokens(
-    target, drafts, stop_ids, prompts, lookup_length
+def test_lengths_that_adapt_commit_the_targets_greedy_tokens(  # noqa: PLR0917  fixtures
+    target, drafts, stop_ids, prompts, lookup_length, trees
 ):
     limit = Lengths(draft=3, copy=lookup_length)
-    cell = ForwardCosts(1.0, 0.1, {width: 1 + 0.05 * width for width in range(1, 5)})
+    cell = ForwardCosts(1.0, 0.1, {width: 1 + 0.02 * width for width in range(1, 8)})
     costs = RoundCosts((1,), (16,), {(1, 16): cell})
-    policy = AdaptiveLengths(costs, limit, Survival([0.5, 0.25]))
+    guesses = Guesses([[0.5, 0.3, 0.1], [0.4, 0.3]], [9, 9])
+    policy = AdaptiveLengths(costs, limit, Survival([0.5, 0.25]), trees, guesses)
     pair = Contestants(target, drafts["trimmed"], stop_ids)
     arm = pair.adaptive(policy, max_new_tokens=MAX_NEW_TOKENS, batch_size=3)
     group = [ids for _, ids in prompts[:3]]
     test = SelfTest(0, 0, MAX_NEW_TOKENS, stop_ids)
     expected = sum(len(transformers_greedy(target, ids, test)) for ids in group)
     assert arm(group) == expected
-    assert any(trace.drafted for trace in arm.traces)
+    assert any(any(trace.drafted) for trace in arm.traces)
+    assert any(any(trace.ranks) for trace in arm.traces) == bool(trees)
 
 
 def test_start_and_finish_of_an_engine_are_its_whole_work(contestants, prompts):

@@ -14,7 +14,7 @@ from draftsmith.evaluation import timing
 from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.benchmark import Bench, PairBench
-from draftsmith.evaluation.cost_model import Survival
+from draftsmith.evaluation.cost_model import ForwardCosts, RoundCosts, Survival
 from draftsmith.evaluation.guesses import Guesses, served_tree
 from draftsmith.evaluation.settings import BenchmarkConfig
 
@@ -89,6 +89,7 @@ class PricedContestants(Contestants):
 
     clock: Clock = field(default_factory=Clock)
     seen: list[tuple[str, int, list[list[int]]]] = field(default_factory=list)
+    offered: list[int] = field(default_factory=list)
 
     def engine(self, draft_length, *, max_new_tokens, batch_size=1, tree=None):
         if tree is not None:
@@ -97,6 +98,7 @@ class PricedContestants(Contestants):
 
     def adaptive(self, lengths, *, max_new_tokens, batch_size=1):
         assert lengths.limit.draft == CONFIG.max_draft_length
+        self.offered.append(lengths.trees.max_nodes)
         return self._arm("adaptive", max_new_tokens)
 
     def prompt_lookup(self, draft_length, *, max_new_tokens):
@@ -214,6 +216,31 @@ class TestEntry:
             0.5 / 0.45, rel=1e-3
         )
         assert served_tree(entry, rows=1) == tree
+
+    def test_trees_beside_copies_are_priced_by_measured_widths(self, bench, contestants):
+        """Six nodes at most, five copied tokens at most, and the place before them."""
+        copying = dataclasses.replace(contestants, lookup_length=5)
+        survival = Survival(SURVIVAL.draft, copied_share=0.5, copied=[0.9, 0.9, 0.9, 0.8, 0.8])
+        guesses = Guesses([[0.5, 0.3], [0.5, 0.1]], [100, 50])
+        entry = bench(contestants=copying).run(survival, guesses)
+        tree, cost = Tree(tuple(entry["tree"])), entry["cost"]
+        assert set(cost["verify_ms"]) == {str(width) for width in range(1, 13)}
+        drafted = tree.depth * cost["draft_step_ms"] + cost["verify_ms"][str(tree.num_nodes + 1)]
+        round_ms = 0.5 * drafted + 0.5 * cost["verify_ms"]["6"]
+        assert entry["predicted_speedup"] == pytest.approx(
+            entry["tau"] * cost["target_step_ms"] / round_ms
+        )
+
+    def test_lengths_that_adapt_may_draft_the_tree_of_their_batch(
+        self, bench, contestants, monkeypatch
+    ):
+        cell = ForwardCosts(20.0, 2.0, {width: 20.0 + 0.1 * width for width in range(1, 8)})
+        costs = RoundCosts((2,), (160,), {(2, 160): cell})
+        monkeypatch.setattr("draftsmith.evaluation.benchmark.round_costs", lambda *_: costs)
+        guesses = Guesses([[0.5, 0.3], [0.5, 0.1]], [100, 50])
+        _, together = bench().run(SURVIVAL, guesses)["batch"]
+        assert contestants.offered == [len(together["tree"])]
+        assert contestants.offered[0] > together["draft_length"]
 
     def test_a_tree_that_is_slower_than_its_chain_is_not_served(self, bench, monkeypatch):
         slow = {name: 0.6 for name in COSTS if name.startswith("tree")}

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from draftsmith.decoding import Tree
 from draftsmith.errors import EvidenceError
 from draftsmith.evaluation.cost_model import (
     ForwardCosts,
     RoundCosts,
+    Rounds,
     Survival,
     best_lengths,
     break_even_tokens,
@@ -13,6 +15,7 @@ from draftsmith.evaluation.cost_model import (
     expected_accepted,
     expected_tokens,
     predicted_speedup,
+    speedup_of,
     survival,
 )
 
@@ -160,3 +163,20 @@ def test_the_record_of_an_evaluation_is_read_by_temperature():
     assert Survival.recorded(evaluated, 0.7) == Survival([0.5, 0.2], 0.25, [0.8, 0.6])
     with pytest.raises(KeyError):
         Survival.recorded(evaluated, 0)
+
+
+def test_a_tree_beside_longer_copies_is_priced_with_its_nodes_and_theirs():
+    """The spine is lengthened to the copy, and all other nodes stay: 3 + 5 nodes and the root."""
+    verify = {width: 20.0 + width**2 for width in range(1, 10)}
+    costs = ForwardCosts(20.0, 2.0, verify)
+    tree = Tree.comb([3, 2])
+    assert costs.round_ms(2, tree=tree) == 4 + verify[6]
+    assert costs.round_ms(2, 2, tree=tree) == 4 + verify[6]
+    assert costs.round_ms(2, 5, tree=tree) == 4 + verify[9]
+    survived = Survival([], copied_share=0.25, copied=[0.8, 0.6, 0.4, 0.3, 0.2])
+    nobody, everybody = 0.75**4, 0.25**4
+    round_ms = nobody * (4 + verify[6]) + everybody * verify[6]
+    round_ms += (1 - nobody - everybody) * (4 + verify[9])
+    tokens = 0.75 * 1.9 + 0.25 * (1 + 2.3)
+    found = speedup_of(Rounds(1.9, 2, tree), survived, costs, rows=4)
+    assert found == pytest.approx(tokens * 20 / round_ms)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from transformers import SuppressTokensLogitsProcessor
 
-from draftsmith.decoding import Tree
+from draftsmith.decoding import Request, SamplingParams, Tree
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.errors import DecodingError
+from draftsmith.evaluation.cost_model import ForwardCosts, RoundCosts
+from draftsmith.evaluation.profiling import kept_costs
 from draftsmith.registry.generation import Pair
 from draftsmith.targets.loading import load_target
 from tests.registry.tiny_models import save_draft_for, save_target
 
 INCOMPLETE = "\ufffd"
 OPTIONS = {"max_new_tokens": 60, "temperature": 1.0, "seed": 3}
+MEASURED = {
+    "draft_length": 2,
+    "tree": [0, 0, 1],
+    "chain_length": 1,
+    "batch": [{"batch_size": 8, "draft_length": 1, "tree": [], "speedup": 1.1}],
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +35,15 @@ def pair(tmp_path_factory):
     return Pair(record, {}, target=target, draft=draft, measured={"draft_length": 3}, costs=folder)
 
 
-def test_a_pair_drafts_the_tree_that_was_measured_best_for_its_rows(pair, tmp_path):
-    parents = [0, 0, 1]
-    measured = {
-        "draft_length": 2,
-        "tree": parents,
-        "chain_length": 1,
-        "batch": [{"batch_size": 8, "draft_length": 1, "tree": [], "speedup": 1.1}],
-    }
-    served = Pair(
-        pair.record, {}, target=pair.target, draft=pair.draft, measured=measured, costs=tmp_path
-    )
-    assert served.tree_at(1) == Tree(tuple(parents))
+@pytest.fixture(scope="module")
+def served(pair, tmp_path_factory):
+    """The same pair with a measured speed."""
+    models = {"target": pair.target, "draft": pair.draft}
+    return Pair(pair.record, {}, **models, measured=MEASURED, costs=tmp_path_factory.mktemp("c"))
+
+
+def test_a_pair_drafts_the_tree_that_was_measured_best_for_its_rows(served):
+    assert served.tree_at(1) == Tree(tuple(MEASURED["tree"]))
     assert served.tree_at(8) is None
     assert (served.draft_length, served.chain_length) == (2, 1)
     asked = {"max_new_tokens": 40}
@@ -46,6 +53,62 @@ def test_a_pair_drafts_the_tree_that_was_measured_best_for_its_rows(pair, tmp_pa
     assert tree.token_ids == chain.token_ids == plain.token_ids
     assert any(tree.trace.ranks)
     assert not any(chain.trace.ranks)
+
+
+def test_engines_of_a_pair_that_take_turns_decode_as_each_does_alone(pair, served):
+    """A tree, a chain and the chain of a larger batch, over the same weights."""
+    params = SamplingParams(max_new_tokens=40)
+    texts = ("hello", "rivers and lakes", "rain")
+    requests = [Request(text, pair.encode(text), params) for text in texts]
+
+    def engines():
+        return [served.engine(), served.engine(2, max_rows=2), served.engine(max_rows=8)]
+
+    alone = [{r.request_id: r for r in engine.generate(requests)} for engine in engines()]
+    together = [{} for _ in alone]
+    for turn in itertools.zip_longest(*(engine.stream(requests) for engine in engines())):
+        for results, event in zip(together, turn, strict=True):
+            if event is not None and event.result is not None:
+                results[event.request_id] = event.result
+    assert together == alone
+    drafted_trees = [any(any(r.trace.ranks) for r in results.values()) for results in alone]
+    assert drafted_trees == [True, False, False]
+
+
+def test_texts_that_are_streamed_in_turn_are_those_of_each_alone(served):
+    asked = [("hello", None), ("rain", 2), ("hello", 0)]
+    options = {"max_new_tokens": 40, "temperature": 1.0, "seed": 3}
+    expected = [served.generate(text, draft_length=n, **options).text for text, n in asked]
+    streams = [served.stream(text, draft_length=n, **options) for text, n in asked]
+    turns = itertools.zip_longest(*streams, fillvalue="")
+    assert ["".join(pieces) for pieces in zip(*turns, strict=True)] == expected
+
+
+EVALUATION = {
+    "survival": {"0.0": [0.5, 0.25]},
+    "copied": {"0.0": {"share": 0.0, "survival": []}},
+    "guesses": {"0.0": {"shares": [[0.5, 0.4], [0.5, 0.3]], "reached": [100, 50]}},
+}
+
+
+def flat_costs(grid):
+    """A draft costs a tenth of a target step, and more positions hardly anything."""
+    cell = ForwardCosts(1.0, 0.1, {n: 1 + n / 1000 for n in range(1, grid.max_width + 1)})
+    cells = itertools.product(grid.rows, grid.contexts)
+    return RoundCosts(grid.rows, grid.contexts, dict.fromkeys(cells, cell))
+
+
+def test_a_length_that_adapts_may_be_a_measured_tree(pair, tmp_path):
+    models = {"target": pair.target, "draft": pair.draft}
+    evidence = {"evaluation": EVALUATION}
+    adapting = Pair(pair.record, evidence, **models, measured=MEASURED, costs=tmp_path)
+    kept_costs(tmp_path, adapting._cost_key(1), lambda: flat_costs(adapting._grid(1)))
+    assert adapting.has_costs(1)
+    asked = {"max_new_tokens": 40}
+    answer = adapting.generate("hello", draft_length="adaptive", **asked)
+    assert any(answer.trace.ranks)
+    assert answer.token_ids == adapting.generate("hello", draft_length=0, **asked).token_ids
+    assert not any(adapting.generate("hello", draft_length=2, **asked).trace.ranks)
 
 
 @pytest.fixture(scope="module")

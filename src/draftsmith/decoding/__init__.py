@@ -30,11 +30,13 @@ from draftsmith.decoding.steps import compiled, graphed
 from draftsmith.decoding.stopping import StopStrings
 from draftsmith.decoding.token_text import TokenText
 from draftsmith.decoding.trace import Trace
-from draftsmith.decoding.tree import NO_TREES, Tree, TreesByRows
+from draftsmith.decoding.tree import Tree
+from draftsmith.decoding.tree_choice import NO_TREES, ChosenTree, Trees, TreesByRows
 
 __all__ = [
     "NO_TREES",
     "AnswerText",
+    "ChosenTree",
     "DraftModelProposer",
     "Engine",
     "Event",
@@ -58,6 +60,7 @@ __all__ = [
     "TokenText",
     "Trace",
     "Tree",
+    "Trees",
     "TreesByRows",
     "compiled",
     "graphed",

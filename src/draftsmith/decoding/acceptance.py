@@ -7,7 +7,8 @@ then follow p exactly.
 
 Of a tree the guesses of a node are certain, and its path is the one that the target's own draws
 follow; or they were drawn without replacement, and are tried one after the other: after each
-rejection p becomes the residual and q loses the token that was tried.
+rejection p becomes the residual and q loses the token that was tried. Rows of both kinds may stand
+in one batch.
 
 Source: Leviathan et al. 2023, theorem 1; Chen et al. 2023, algorithm 2; for trees Miao et al. 2024
 (arXiv 2305.09781), section 4.3; without replacement Jeon et al. 2024 (arXiv 2402.14160).
@@ -46,6 +47,8 @@ class Proposal:
         entries: int64 `[rows, drafts]`: the tokens' places in a trimmed vocabulary, else None.
         from_text: The rows whose drafts were copied from their text; no model guessed them.
         tree: Shape of the drafts; None is a chain.
+        certain: bool `[rows]`: of a tree whose guesses were drawn, the rows whose guesses were not;
+            None is none of them.
     """
 
     tokens: Tensor
@@ -54,6 +57,7 @@ class Proposal:
     entries: Tensor | None = None
     from_text: frozenset[int] = frozenset()
     tree: Tree | None = None
+    certain: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -141,9 +145,12 @@ def through_tree(
 ) -> Verdict:
     """Try the siblings at every place in their order, and go on behind the first that is kept.
 
+    A guess that is certain was drawn from a law that knows no other token: it is kept with the
+    target's probability.
+
     Args:
         p: Target probabilities `[rows, places, vocab]`.
-        proposal: Drawn without replacement, from laws by depth.
+        proposal: Drawn without replacement, from laws by depth, but for rows that are certain.
         tree: Its shape.
         accept: Uniforms `[rows, nodes]`, independent ones for siblings.
         draw: Uniforms `[rows, places]`; the one at the place of the next token is used.
@@ -160,6 +167,9 @@ def through_tree(
             is_tried = is_open & (place == parent) & (child > 0)
             node = (child - 1).clamp(min=0)
             token = proposal.tokens[rows, node][:, None]
+            if proposal.certain is not None:
+                alone = torch.zeros_like(q).scatter_(1, token, 1.0)
+                q = torch.where(proposal.certain[:, None], alone, q)
             q_token, p_token = q.gather(1, token)[:, 0], law.gather(1, token)[:, 0]
             is_kept = is_tried & (accept[rows, node].to(p.dtype) * q_token < p_token)
             is_kept &= q_token > 0  # the law has run out of tokens

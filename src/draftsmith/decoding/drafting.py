@@ -12,7 +12,8 @@ from draftsmith.decoding.acceptance import Proposal
 from draftsmith.decoding.batch import Batch, to_device
 from draftsmith.decoding.distribution import Dense, OneHot, distribution, sample
 from draftsmith.decoding.randomness import uniform
-from draftsmith.decoding.tree import NO_TREES, Tree, TreesByRows
+from draftsmith.decoding.tree import Tree
+from draftsmith.decoding.tree_choice import NO_TREES, Trees
 
 
 class Drafts:
@@ -23,8 +24,9 @@ class Drafts:
         token_ids: int64 `[entries]`: the target's id of each of the draft's output rows; None is
             the identity.
         counts: Drafts that each row wants.
-        trees: Of a tree a position's guesses are its most probable tokens, and drafting goes on
-            behind the first; of a chain a position's token is drawn.
+        trees: Of a tree a position's guesses are its most probable tokens, or are drawn where the
+            row's temperature is above 0 and the trees are sampled; drafting goes on behind the
+            first. Of a chain a position's token is drawn.
 
     Attributes:
         tree: Shape of the drafts; None is a chain.
@@ -36,11 +38,15 @@ class Drafts:
         batch: Batch,
         token_ids: Tensor | None,
         counts: list[int],
-        trees: TreesByRows = NO_TREES,
+        trees: Trees = NO_TREES,
     ) -> None:
         self._batch, self._token_ids = batch, token_ids
         self.tree = trees.choose(len(batch), max(counts))
         self._is_sampled = trees.is_sampled and not batch.sampling.is_greedy
+        greedy = [row.request.params.temperature == 0 for row in batch.rows]
+        self._certain: Tensor | None = None
+        if self._is_sampled and any(greedy):
+            self._certain = to_device(greedy, batch.device, torch.bool)
         self.counts = counts
         if self.tree is not None:
             self.counts = [min(count, self.tree.depth) for count in counts]
@@ -63,12 +69,13 @@ class Drafts:
         so_far = torch.cat(self._tokens, 1) if self._tokens else positions[:, :0]
         logits = batch.adjust(logits, so_far, self._token_ids)
         if self.tree is not None:
-            wanted = self.tree.guesses[len(self._guesses)]
-            entries = (
-                self._siblings(logits, positions, wanted)
-                if self._is_sampled
-                else logits[:, -1].topk(min(wanted, logits.shape[-1])).indices
-            )
+            wanted = min(self.tree.guesses[len(self._guesses)], logits.shape[-1])
+            if not self._is_sampled:
+                return self._guess(_most_probable(logits, wanted))
+            entries = self._siblings(logits, positions, wanted)
+            if self._certain is not None:
+                certain = _most_probable(logits, wanted)
+                entries = torch.where(self._certain[:, None], certain, entries)
             return self._guess(entries)
         dist = distribution(logits, batch.sampling, self._token_ids)
         entry, tokens = _draw(dist, uniform(batch.keys[:, None], positions, batch.draft_purpose))
@@ -118,8 +125,15 @@ class Drafts:
         # A vocabulary smaller than the number of guesses gives its last one again.
         entries = torch.stack([best[:, min(rank, best.shape[1] - 1)] for best, rank in guesses], 1)
         tokens = entries if self._token_ids is None else self._token_ids[entries]
-        drawn_from = _concatenate(self._dists) if self._dists else OneHot(tokens)
-        return Proposal(tokens, drawn_from, counts, entries, tree=tree)
+        if not self._is_sampled:
+            return Proposal(tokens, OneHot(tokens), counts, entries, tree=tree)
+        laws = _concatenate(self._dists)
+        return Proposal(tokens, laws, counts, entries, tree=tree, certain=self._certain)
+
+
+def _most_probable(logits: Tensor, wanted: int) -> Tensor:
+    """Entries of a position, int64 `[rows, wanted]`, the best first."""
+    return logits[:, -1].topk(wanted).indices
 
 
 def _draw(dist: OneHot | Dense, uniforms: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ from draftsmith.decoding.drafting import Drafts
 from draftsmith.decoding.features import FeatureStore
 from draftsmith.decoding.proposers import empty_proposal
 from draftsmith.decoding.slot_model import SlotModel
-from draftsmith.decoding.tree import NO_TREES, TreesByRows
+from draftsmith.decoding.tree_choice import NO_TREES, Trees
 
 
 class FeatureHead(Protocol):
@@ -60,7 +60,7 @@ class FeatureProposer:
         model: PreTrainedModel,
         head: FeatureHead,
         token_ids: Tensor | None = None,
-        trees: TreesByRows = NO_TREES,
+        trees: Trees = NO_TREES,
     ) -> None:
         self._slots = SlotModel(model)
         self._head = head

@@ -24,7 +24,7 @@ from draftsmith.decoding.batch import Batch
 from draftsmith.decoding.drafting import Drafts
 from draftsmith.decoding.features import FeatureStore
 from draftsmith.decoding.proposers import empty_proposal
-from draftsmith.decoding.tree import NO_TREES, TreesByRows
+from draftsmith.decoding.tree_choice import NO_TREES, Trees
 
 
 class Heads(Protocol):
@@ -61,7 +61,7 @@ class MedusaProposer:
     max_positions = 1 << 30
 
     def __init__(
-        self, heads: Heads, token_ids: Tensor | None = None, trees: TreesByRows = NO_TREES
+        self, heads: Heads, token_ids: Tensor | None = None, trees: Trees = NO_TREES
     ) -> None:
         self._heads = heads
         self._token_ids = token_ids

@@ -20,7 +20,8 @@ from draftsmith.decoding.draft_length import FixedLengths, LengthPolicy, Lengths
 from draftsmith.decoding.drafting import Drafts
 from draftsmith.decoding.features import FeatureReader
 from draftsmith.decoding.slot_model import SlotModel
-from draftsmith.decoding.tree import NO_TREES, Tree, TreesByRows
+from draftsmith.decoding.tree import Tree, tensors_of
+from draftsmith.decoding.tree_choice import NO_TREES, Trees
 
 
 class Proposer(Protocol):
@@ -60,7 +61,7 @@ def reader_of(proposer: Proposer) -> FeatureReader | None:
 
 def most_nodes(proposer: Proposer) -> int:
     """Drafts of the largest tree of a proposer; 0 where it drafts chains."""
-    trees: TreesByRows = getattr(proposer, "trees", NO_TREES)
+    trees: Trees = getattr(proposer, "trees", NO_TREES)
     return trees.max_nodes
 
 
@@ -107,7 +108,7 @@ class DraftModelProposer:
         self,
         model: PreTrainedModel | SlotModel,
         token_ids: Tensor | None = None,
-        trees: TreesByRows = NO_TREES,
+        trees: Trees = NO_TREES,
     ) -> None:
         self._slots = SlotModel.of(model)
         self.trees = trees
@@ -275,9 +276,9 @@ class LookupFirstProposer:
         return _with_copies(batch, found, drafted, drafted.tree)
 
     @property
-    def trees(self) -> TreesByRows:
+    def trees(self) -> Trees:
         """Those of the draft."""
-        trees: TreesByRows = getattr(self._draft, "trees", NO_TREES)
+        trees: Trees = getattr(self._draft, "trees", NO_TREES)
         return trees
 
     def _copied(self, batch: Batch, found: list[list[int]]) -> Proposal:
@@ -317,20 +318,32 @@ def with_lookup(draft: Proposer, draft_length: int, lookup_length: int) -> tuple
 
 
 def _with_copies(batch: Batch, found: list[list[int]], drafted: Proposal, tree: Tree) -> Proposal:
-    """A tree along whose spine some rows have copies, which are certain."""
+    """A tree along whose spine some rows have copies, which are certain.
+
+    In such a row every node has the copy's token of its position: beside the spine nothing is left
+    to be kept, as in a row that copies alone.
+    """
     longer = tree.with_spine(max(map(len, found)))
     rows = [index for index, copy in enumerate(found) if copy]
     places = to_device(rows, batch.device)
-    copies = _padded(batch, [found[row] for row in rows])
-    spine = to_device(longer.spine[: copies.shape[1]], batch.device)
+    copies = _padded(batch, [found[row] + [0] * (longer.depth - len(found[row])) for row in rows])
+    depths = tensors_of(longer, batch.device).depths[1:]
     tokens = torch.nn.functional.pad(drafted.tokens, (0, longer.num_nodes - tree.num_nodes))
-    tokens[places[:, None], spine] = copies
+    tokens = tokens.index_copy(0, places, copies[:, depths - 1])
     lengths = to_device([len(found[row]) for row in rows], batch.device)
     counts = drafted.counts.index_copy(0, places, lengths)
     drawn_from: Distribution = OneHot(tokens)
     if isinstance(drafted.drawn_from, Dense):
         drawn_from = _certain_rows(batch, drafted.drawn_from, places, copies)
-    return Proposal(tokens, drawn_from, counts, from_text=frozenset(rows), tree=longer)
+    return dataclasses.replace(
+        drafted,
+        tokens=tokens,
+        drawn_from=drawn_from,
+        counts=counts,
+        entries=None,
+        from_text=frozenset(rows),
+        tree=longer,
+    )
 
 
 def _merged(batch: Batch, found: list[list[int]], drafted: Proposal) -> Proposal:

@@ -17,7 +17,7 @@ from draftsmith.decoding import attention
 from draftsmith.decoding.cache import SlotCache
 from draftsmith.decoding.features import FeatureReader, layer_inputs
 from draftsmith.decoding.steps import BuildStep, Inputs, Shape, StaticSteps, bucket
-from draftsmith.decoding.tree import Tree, visible_slots
+from draftsmith.decoding.tree import Tree, tensors_of, visible_slots
 from draftsmith.errors import DecodingError
 
 _SLOT_ROUNDING = 64
@@ -52,7 +52,7 @@ class SlotModel:
         model: Causal LM in eval mode; its attention is switched to the slot attention.
         steps: Compiles or captures decoding steps (`compiled()`, `graphed()`); None runs them as
             they are. Prefills are wide and of any shape, so they always run as they are, and so
-            does every forward over a tree, and every one whose features are read.
+            does every forward whose features are read.
 
     Attributes:
         reader: Gets the features of every forward; None is nobody.
@@ -139,17 +139,16 @@ class SlotModel:
             `[rows, width or keep, vocab]` in the model's dtype.
         """
         assert self.cache is not None, "reserve() comes first"
-        is_step = first_row == 0 and keep != 0 and self.cache.is_initialized and tree is None
+        is_step = first_row == 0 and keep != 0 and self.cache.is_initialized
         if self._steps is None or self.reader is not None or not is_step:
             output = self.run(
                 tokens, positions, span=span, first_row=first_row, keep=keep, tree=tree
             )
             return _kept(output.logits, keep)
-        self._require_slot_attention()
-        positions = positions.clamp(max=self.max_positions - 1)
+        inputs = self._inputs(tokens, positions, tree)
         num_slots = min(_SLOT_ROUNDING * bucket(_rounded(span) // _SLOT_ROUNDING), self.cache.slots)
         scratch = self.cache.slots - 1
-        return self._steps(tokens, positions, scratch=scratch, num_slots=num_slots, keep=keep)
+        return self._steps(inputs, scratch=scratch, num_slots=num_slots, keep=keep)
 
     def run(  # noqa: PLR0913  those of `forward`, and what else the model reads
         self,
@@ -168,33 +167,27 @@ class SlotModel:
         cannot choose makes logits of all tokens, whatever `keep` says.
         """
         assert self.cache is not None, "reserve() comes first"
-        self._require_slot_attention()
         rows, width = tokens.shape
-        places = positions = positions.clamp(max=self.max_positions - 1)
-        if tree is not None:
-            places = positions[:, :1] + torch.arange(width, device=positions.device)
         shape = Shape(rows, width, min(_rounded(span), self.cache.slots), keep)
-        return self._output(Inputs(tokens, positions, places), shape, first_row, tree, **more)
+        return self._output(self._inputs(tokens, positions, tree), shape, first_row, **more)
 
-    def _require_slot_attention(self) -> None:
+    def _inputs(self, tokens: Tensor, positions: Tensor, tree: Tree | None) -> Inputs:
         # A configuration object shared with another model would switch this one too, and packed
         # masks fit no other attention.
         assert self.config._attn_implementation == attention.NAME, "attention was switched"
+        positions = positions.clamp(max=self.max_positions - 1)
+        if tree is None:
+            return Inputs(tokens, positions, positions)
+        places = positions[:, :1] + torch.arange(tokens.shape[1], device=positions.device)
+        return Inputs(tokens, positions, places, tensors_of(tree, positions.device).sees)
 
     def _run(self, inputs: Inputs, shape: Shape) -> Tensor:
         """A forward that depends on its shape, the tensors and the cache, and on nothing else."""
         return _kept(self._output(inputs, shape, 0).logits, shape.num_kept)
 
-    def _output(
-        self,
-        inputs: Inputs,
-        shape: Shape,
-        first_row: int,
-        tree: Tree | None = None,
-        **more: Tensor,
-    ) -> Any:  # noqa: ANN401
+    def _output(self, inputs: Inputs, shape: Shape, first_row: int, **more: Tensor) -> Any:  # noqa: ANN401
         assert self.cache is not None
-        tokens, positions, places = inputs
+        tokens, positions, places, _ = inputs
         self.cache.begin(places, first_row=first_row, num_slots=shape.num_slots)
         first_kept = 0 if shape.num_kept is None else shape.width - shape.num_kept
         if first_kept and self._keeps_logits:
@@ -205,7 +198,7 @@ class SlotModel:
         with layer_inputs(self.model, layers) as features:
             output = self.model(
                 input_ids=tokens,
-                attention_mask=self._masks(positions, shape.num_slots, tree),
+                attention_mask=self._masks(inputs, shape.num_slots),
                 position_ids=positions,
                 use_cache=True,
                 **{self._cache_argument: self.cache},
@@ -215,19 +208,17 @@ class SlotModel:
             self.reader.read(torch.cat(features, -1), places, first_row=first_row)
         return output
 
-    def _masks(
-        self, positions: Tensor, num_slots: int, tree: Tree | None
-    ) -> Tensor | dict[str, Tensor]:
+    def _masks(self, inputs: Inputs, num_slots: int) -> Tensor | dict[str, Tensor]:
         """Additive masks, packed for the query groups.
 
         One for a uniform model, else a dict by attention kind.
         """
-        masks = {}
+        masks, positions = {}, inputs.positions
         for kind, window in self._windows.items():
-            if tree is None:
+            if inputs.sees is None:
                 visible = _visible(positions, num_slots, window)
             else:
-                visible = visible_slots(tree, positions, num_slots, window)
+                visible = visible_slots(inputs.sees, positions, num_slots, window)
             mask = torch.zeros(visible.shape, dtype=self.model.dtype, device=positions.device)
             mask.masked_fill_(~visible, -torch.inf)
             masks[kind] = attention.pack_mask(mask, self._groups)

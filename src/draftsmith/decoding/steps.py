@@ -5,7 +5,8 @@ Code that was compiled, or kernels that were captured, know one shape and no val
 rows, positions and slots are padded to the next of a few sizes. A padded position is token 0 at
 position 0; its key and value go to its row's scratch slot, which no query sees, and a padded row
 holds such positions alone. Rows from the batch's end on may belong to a prompt that is being read:
-nothing of it changes. Knows nothing of models or tokens.
+nothing of it changes. What the places of a tree see is an input like its tokens, so all trees of a
+width share a step. Knows nothing of models or tokens.
 """
 
 from __future__ import annotations
@@ -30,26 +31,30 @@ class Shape(NamedTuple):
         width: Positions of a row.
         num_slots: Slots that are read.
         num_kept: Logits of so many last positions; None is all.
+        is_tree: Whether the positions are the places of a tree.
     """
 
     rows: int
     width: int
     num_slots: int
     num_kept: int | None
+    is_tree: bool = False
 
 
 class Inputs(NamedTuple):
-    """Tensors of a step, int64 `[rows, width]` each.
+    """Tensors of a step.
 
     Attributes:
-        tokens: Ids.
-        positions: Where they stand in their texts.
-        places: The slots that their keys and values are written to.
+        tokens: Ids, int64 `[rows, width]`.
+        positions: Where they stand in their texts, same shape.
+        places: The slots that their keys and values are written to, same shape.
+        sees: bool `[width, width]`: which places of a tree each of them sees; None of a chain.
     """
 
     tokens: Tensor
     positions: Tensor
     places: Tensor
+    sees: Tensor | None = None
 
 
 Run = Callable[[Inputs, Shape], Tensor]
@@ -82,30 +87,41 @@ class StaticSteps:
         self._steps.clear()
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, *, scratch: int, num_slots: int, keep: int | None
+        self, inputs: Inputs, *, scratch: int, num_slots: int, keep: int | None = None
     ) -> Tensor:
         """Run padded, and take the padding off again.
 
         Padding stands in front, so that the last positions are the last whatever the width was:
         2 rows of 5 positions are the last 5 of 6 in the first 2 rows of 2, and 3 rows of them the
-        first 3 rows of 3.
+        first 3 rows of 3. Of a tree, whose places are told by its first one, it stands behind.
 
         Args:
-            tokens: int64 `[rows, width]` for the cache rows from 0 on.
-            positions: int64, same shape.
+            inputs: For the cache rows from 0 on.
             scratch: The slot that takes what padding writes.
             num_slots: Slots that are read.
-            keep: Only the last `keep` positions; None is all.
+            keep: Only the last `keep` positions; None is all, and of a tree it must be.
         """
-        rows, width = tokens.shape
-        shape = Shape(bucket(rows), bucket(width), num_slots, keep)
-        padding = (shape.width - width, 0, 0, shape.rows - rows)
-        inputs = Inputs(
-            pad(tokens, padding), pad(positions, padding), pad(positions, padding, value=scratch)
-        )
+        rows, width = inputs.tokens.shape
+        is_tree = inputs.sees is not None
+        shape = Shape(bucket(rows), bucket(width), num_slots, keep, is_tree)
+        padded = _padded(inputs, shape, scratch)
         if shape not in self._steps:
-            self._steps[shape] = self._build(self._run, shape, inputs)
-        return self._steps[shape](inputs)[:rows, -(width if keep is None else keep) :]
+            self._steps[shape] = self._build(self._run, shape, padded)
+        logits = self._steps[shape](padded)[:rows]
+        return logits[:, :width] if is_tree else logits[:, -(width if keep is None else keep) :]
+
+
+def _padded(inputs: Inputs, shape: Shape, scratch: int) -> Inputs:
+    tokens, positions, places, sees = inputs
+    more = shape.width - tokens.shape[1]
+    sides = (more, 0) if sees is None else (0, more)
+    padding = (*sides, 0, shape.rows - len(tokens))
+    if sees is not None:
+        sees = pad(sees, (0, more, 0, more))
+        sees[:, 0] = True  # a position that saw nothing would be NaN
+    return Inputs(
+        pad(tokens, padding), pad(positions, padding), pad(places, padding, value=scratch), sees
+    )
 
 
 def compiled(backend: str = "inductor") -> BuildStep:
@@ -140,12 +156,15 @@ def graphed(capture: Capture | None = None) -> BuildStep:
     keep_kernels = capture or CudaCapture()
 
     def build(run: Run, shape: Shape, example: Inputs) -> Step:
-        buffers = Inputs(*(tensor.clone() for tensor in example))
+        tokens, positions, places, sees = example
+        own_sees = None if sees is None else sees.clone()
+        buffers = Inputs(tokens.clone(), positions.clone(), places.clone(), own_sees)
         replay, result = keep_kernels(lambda: run(buffers, shape))
 
         def step(inputs: Inputs) -> Tensor:
             for buffer, values in zip(buffers, inputs, strict=True):
-                buffer.copy_(values)
+                if buffer is not None and values is not None:
+                    buffer.copy_(values)
             replay()
             return result.clone()  # graphs share memory: the next replay may overwrite it
 

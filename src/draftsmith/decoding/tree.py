@@ -19,7 +19,7 @@ Source: Miao et al. 2024 (arXiv 2305.09781), Cai et al. 2024 (arXiv 2401.10774).
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -133,6 +133,10 @@ class Tree:
         """The same with a spine of at least so many nodes; the new ones come last."""
         return self if length <= len(self.spine) else _lengthened(self, length)
 
+    def num_nodes_with(self, length: int) -> int:
+        """How many nodes it has with such a spine."""
+        return self.num_nodes + max(0, length - len(self.spine))
+
     def child(self, place: int, token: int, drafts: Sequence[int]) -> int | None:
         """The first child of a place that holds a token; None where none does.
 
@@ -193,26 +197,26 @@ def tensors_of(tree: Tree, device: torch.device) -> TreeTensors:
     return TreeTensors(*(tensor.to(device) for tensor in tensors))
 
 
-def visible_slots(tree: Tree, positions: Tensor, num_slots: int, window: int | None) -> Tensor:
+def visible_slots(sees: Tensor, positions: Tensor, num_slots: int, window: int | None) -> Tensor:
     """What the places of a tree see of a cache that holds their nodes behind each row's text.
 
     Args:
-        tree: Its place i stands in slot `positions[:, 0] + i`.
-        positions: int64 `[rows, places]`: where they stand in the texts.
+        sees: bool `[places, places]`: what each of them sees of the others, itself included.
+        positions: int64 `[rows, places]`: where they stand in the texts; place i stands in slot
+            `positions[:, 0] + i`.
         num_slots: Slots that are read.
         window: Positions seen at most, the own one included; None is all.
 
     Returns:
         bool `[rows, 1, places, num_slots]`.
     """
-    on_device = tensors_of(tree, positions.device)
-    depths, sees = on_device.depths, on_device.sees
-    behind = torch.arange(num_slots, device=positions.device) - positions[:, :1]  # [rows, slots]
-    is_node = (behind >= 0) & (behind < len(depths))
-    place = behind.clamp(0, len(depths) - 1)
+    slots = torch.arange(num_slots, device=positions.device)
+    behind = slots - positions[:, :1]  # [rows, slots]
+    is_node = (behind >= 0) & (behind < len(sees))
+    place = behind.clamp(0, len(sees) - 1)
     visible = torch.where(is_node[:, None], sees.T[place].mT, (behind < 0)[:, None])
     if window is not None:
-        position = positions[:, :1] + torch.where(is_node, depths[place], behind)
+        position = torch.where(is_node, positions.gather(1, place), slots)
         visible &= position[:, None] > positions[:, :, None] - window
     return visible[:, None]
 
@@ -241,31 +245,3 @@ def follow(drawn: Tensor, drafts: Tensor, counts: Tensor, tree: Tree) -> tuple[T
         num_accepted = num_accepted + is_hit
         path.append(place)
     return num_accepted, torch.stack(path, 1)
-
-
-@dataclass(frozen=True)
-class TreesByRows:
-    """Which tree a batch drafts: verifying a node costs more, the more rows there are.
-
-    Attributes:
-        by_rows: Rows -> tree; a batch takes that of the next number that is not below its own, and
-            drafts a chain where there is none.
-        is_sampled: Whether guesses are drawn without replacement where the temperature is above 0;
-            else they are the most probable ones.
-    """
-
-    by_rows: Mapping[int, Tree]
-    is_sampled: bool = False
-
-    def choose(self, rows: int, depth: int) -> Tree | None:
-        """The tree of so many rows, cut to so many draft positions; None is a chain."""
-        tree = self.by_rows.get(min((n for n in self.by_rows if n >= rows), default=0))
-        return None if tree is None else tree.up_to(depth)
-
-    @property
-    def max_nodes(self) -> int:
-        """Of the largest tree."""
-        return max((tree.num_nodes for tree in self.by_rows.values()), default=0)
-
-
-NO_TREES = TreesByRows({})

@@ -17,7 +17,7 @@ from draftsmith.decoding import (
     FeatureProposer,
     MedusaProposer,
     SlotModel,
-    TreesByRows,
+    Trees,
 )
 from draftsmith.decoding.features import layer_inputs
 from draftsmith.decoding.steps import BuildStep
@@ -54,7 +54,7 @@ class LoadedDraft:
     token_ids: Tensor | None
     manifest: DraftManifest
 
-    def proposer(self, steps: BuildStep | None = None, trees: TreesByRows = NO_TREES) -> Drafter:
+    def proposer(self, steps: BuildStep | None = None, trees: Trees = NO_TREES) -> Drafter:
         """What an engine drafts with.
 
         Args:

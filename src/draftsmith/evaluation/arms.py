@@ -15,7 +15,6 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from draftsmith.decoding import (
     Engine,
-    LengthPolicy,
     LookupFirstProposer,
     NoProposer,
     PromptLookupProposer,
@@ -29,6 +28,7 @@ from draftsmith.decoding import (
 )
 from draftsmith.decoding.steps import BuildStep
 from draftsmith.drafts.joined import LoadedDraft
+from draftsmith.evaluation.adaptive import AdaptiveLengths
 from draftsmith.evaluation.guesses import served_trees
 from draftsmith.evaluation.timing import Arm
 
@@ -148,10 +148,11 @@ class Contestants:
         return self._arm(proposer, length, max_new_tokens, batch_size)
 
     def adaptive(
-        self, lengths: LengthPolicy, *, max_new_tokens: int, batch_size: int = 1
+        self, lengths: AdaptiveLengths, *, max_new_tokens: int, batch_size: int = 1
     ) -> EngineArm:
         """Our engine with the draft and copies, as long as `lengths` says."""
-        proposer = LookupFirstProposer(self.draft.proposer(self.steps), lengths)
+        drafter = self.draft.proposer(self.steps, lengths.trees)
+        proposer = LookupFirstProposer(drafter, lengths)
         return self._arm(proposer, max(lengths.limit), max_new_tokens, batch_size)
 
     def prompt_lookup(self, draft_length: int, *, max_new_tokens: int) -> EngineArm:

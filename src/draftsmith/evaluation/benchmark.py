@@ -91,7 +91,7 @@ class PairBench:
         """
         calibration = self._phase("calibration", self._calibrate)
         length = int(calibration["draft_length"])
-        costs = self._phase("costs", lambda: self._costs(length))
+        costs = self._phase("costs", self._costs)
         forward = costs_from_json(costs)
         chain = Drafting.chain(length, survival, forward)
         served = self._best(chain, survival, guesses, forward, rows=1)
@@ -228,10 +228,15 @@ class PairBench:
     def _ratio(self, timings: Mapping[str, Timings], fast: str, slow: str) -> dict[str, Any]:
         return asdict(speed_ratio(timings[fast], timings[slow], seed=self.config.seed))
 
-    def _costs(self, length: int) -> dict[str, Any]:
-        longest = max(length, self.config.max_draft_length, self.contestants.lookup_length)
-        largest = max(longest, self.config.max_tree_nodes) + 1
-        widths = {*range(1, longest + 2), *measured_widths(largest)}
+    @property
+    def _max_width(self) -> int:
+        """Positions of the widest verification: of the largest tree beside the longest copy."""
+        copied = self.contestants.lookup_length
+        return max(self.config.max_draft_length, self.config.max_tree_nodes + copied) + 1
+
+    def _costs(self) -> dict[str, Any]:
+        longest = max(self.config.max_draft_length, self.contestants.lookup_length)
+        widths = {*range(1, longest + 2), *measured_widths(self._max_width)}
         self.on_phase("isolated forwards", 1)
         costs = interpolated(
             forward_costs(
@@ -242,7 +247,7 @@ class PairBench:
                 context=_COST_CONTEXT,
                 repeats=self.config.repeats,
             ),
-            largest,
+            self._max_width,
         )
         return {
             "target_step_ms": costs.target_step_ms,
@@ -293,16 +298,15 @@ class PairBench:
         arms = {"plain": pair.engine(0, max_new_tokens=tokens, batch_size=size)}
         if size > 1:
             limit = Lengths(self.config.max_draft_length, pair.lookup_length)
-            width = max(*limit, self.config.max_tree_nodes) + 1
-            costs = round_costs(
-                pair.target, pair.draft.model, Grid((size,), (_COST_CONTEXT,), width)
-            )
+            grid = Grid((size,), (_COST_CONTEXT,), self._max_width)
+            costs = round_costs(pair.target, pair.draft.model, grid)
             at = costs.at(rows=size, context=_COST_CONTEXT)
             length, copies = best_lengths(survival, at, limit, rows=size)
             copied = survival.copying(copies)
             chain = Drafting.chain(length, copied, at, rows=size)
             drafting = self._best(chain, copied, guesses, at, rows=size)
-            adaptive = AdaptiveLengths(costs, limit, survival)
+            trees = [] if drafting.tree is None else [drafting.tree]
+            adaptive = AdaptiveLengths(costs, limit, survival, trees, guesses)
             arms["adaptive"] = pair.adaptive(adaptive, max_new_tokens=tokens, batch_size=size)
         if drafting.length:
             served = dataclasses.replace(pair, lookup_length=copies)

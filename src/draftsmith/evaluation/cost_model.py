@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from draftsmith.decoding import Tree
 from draftsmith.errors import EvidenceError
 
 LEAST_GAIN = 1.02  # what another choice of lengths must promise more; estimates are no better
@@ -41,16 +42,15 @@ class ForwardCosts:
         """c: a draft step over a target step."""
         return self.draft_step_ms / self.target_step_ms
 
-    def round_ms(
-        self, num_steps: int, copy_length: int = 0, *, num_nodes: int | None = None
-    ) -> float:
-        """A round of so many draft steps and copies; its verification holds the longer of them.
+    def round_ms(self, num_steps: int, copy_length: int = 0, *, tree: Tree | None = None) -> float:
+        """A round of so many draft steps and copies.
 
-        A tree has more nodes than steps; of a chain the numbers are the same.
+        The verification of a chain holds the longer of them. A tree keeps its nodes, and its spine
+        grows to the longest copy.
         """
-        width = max(num_steps if num_nodes is None else num_nodes, copy_length) + 1
+        nodes = max(num_steps, copy_length) if tree is None else tree.num_nodes_with(copy_length)
         paid = min(num_steps, 1) if self.drafts_at_once else num_steps
-        return paid * self.draft_step_ms + self.verify_ms[width]
+        return paid * self.draft_step_ms + self.verify_ms[nodes + 1]
 
 
 @dataclass(frozen=True)
@@ -200,12 +200,12 @@ class Rounds:
     Attributes:
         tokens: Expected of one, residual or bonus token included.
         num_steps: Draft steps.
-        num_nodes: Tokens that are verified together.
+        tree: Shape of the drafts; None is a chain.
     """
 
     tokens: float
     num_steps: int
-    num_nodes: int
+    tree: Tree | None = None
 
 
 def predicted_speedup(
@@ -220,13 +220,13 @@ def predicted_speedup(
         rows: Requests that are decoded together.
     """
     guessed = expected_tokens(Survival(survived.draft), draft_length)
-    return speedup_of(Rounds(guessed, draft_length, draft_length), survived, costs, rows)
+    return speedup_of(Rounds(guessed, draft_length), survived, costs, rows)
 
 
 def speedup_of(rounds: Rounds, survived: Survival, costs: ForwardCosts, rows: int) -> float:
     """Speedup over one token a forward; no overhead is fitted.
 
-    A verification is as wide as the longest row of the batch wants it, and a draft step is for all
+    A verification is as wide as the rows of the batch together want it, and a draft step is for all
     rows: in a large batch somebody always copies and somebody always drafts.
 
     Args:
@@ -236,15 +236,15 @@ def speedup_of(rounds: Rounds, survived: Survival, costs: ForwardCosts, rows: in
         rows: Requests that are decoded together.
     """
     share = survived.copied_share
-    steps, nodes = rounds.num_steps, rounds.num_nodes
-    round_ms = costs.round_ms(steps, num_nodes=nodes)
+    steps, tree = rounds.num_steps, rounds.tree
+    round_ms = costs.round_ms(steps, tree=tree)
     if share:
         copy_length = len(survived.copied)
         nobody, everybody = (1 - share) ** rows, share**rows
         round_ms = (
             nobody * round_ms
             + everybody * costs.round_ms(0, copy_length)
-            + (1 - nobody - everybody) * costs.round_ms(steps, copy_length, num_nodes=nodes)
+            + (1 - nobody - everybody) * costs.round_ms(steps, copy_length, tree=tree)
         )
     return with_copies(rounds.tokens, survived) * costs.target_step_ms / round_ms
 

@@ -9,6 +9,7 @@ Source: Cai et al. 2024 (arXiv 2401.10774), section 2.3.4; Chen et al. 2024 (arX
 from __future__ import annotations
 
 import heapq
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +71,11 @@ class Guesses:
     def recorded(cls, entry: Mapping[str, Any] | None) -> Guesses:
         """As `asdict` and JSON made it; None is nothing."""
         return NO_GUESSES if entry is None else cls(entry["shares"], entry["reached"])
+
+    def covers(self, tree: Tree) -> bool:
+        """Whether all guesses of a tree were counted."""
+        counted = [len(shares) for shares in self.shares]
+        return tree.depth <= len(counted) and all(map(operator.le, tree.guesses, counted))
 
     def grown(self, max_nodes: int, *, is_comb: bool) -> Iterator[Tree]:
         """Trees of 1, 2, ... nodes, each with the node added that is most probably accepted.
@@ -141,7 +147,7 @@ def best_tree(
     Args:
         guesses: Measured.
         survived: What is copied from the text.
-        costs: Of a batch of so many rows, wide enough for the largest tree.
+        costs: Of a batch of so many rows, wide enough for the largest tree beside copies.
         limits: Which trees are tried.
         rows: Requests that are decoded together.
         beat: Predicted speedup of the best chain, which a tree must beat clearly.
@@ -150,7 +156,7 @@ def best_tree(
     for tree in guesses.grown(limits.max_nodes, is_comb=limits.is_comb):
         if max(tree.guesses) == 1:
             continue  # a chain: its lengths were measured
-        rounds = Rounds(guesses.expected_tokens(tree), tree.depth, tree.num_nodes)
+        rounds = Rounds(guesses.expected_tokens(tree), tree.depth, tree)
         promised = speedup_of(rounds, survived, costs, rows)
         if promised > best_speedup:
             best, best_speedup = tree, promised
@@ -196,6 +202,13 @@ def served_tree(measured: Mapping[str, Any], *, rows: int) -> Tree | None:
     """
     parents = entry_of(measured, rows).get("tree")
     return Tree(tuple(int(parent) for parent in parents)) if parents else None
+
+
+def measured_trees(measured: Mapping[str, Any], *, rows: int) -> list[Tree]:
+    """The trees that were measured best for batches of up to so many rows; arguments as above."""
+    sizes = {int(entry["batch_size"]) for entry in measured.get("batch", ())}
+    trees = [served_tree(measured, rows=size) for size in sorted({1, *sizes, rows}) if size <= rows]
+    return list(dict.fromkeys(tree for tree in trees if tree is not None))
 
 
 def served_trees(tree: Tree | None, rows: int) -> TreesByRows:

@@ -1,8 +1,9 @@
 """A loaded pair: text in, text out, through the lossless engine.
 
 Its text ends before a stop string, while the token ids go on to the token that completed it, as in
-Transformers' `generate`. Knows neither where the pair came from nor how it is registered. One
-object serves one caller at a time; the engine keeps the state of the running requests.
+Transformers' `generate`. Knows neither where the pair came from nor how it is registered. Each
+engine has running requests, drafts and caches of its own, so several may take turns; one thread
+drives them all.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from draftsmith.decoding import (
-    NO_TREES,
     AnswerText,
     Engine,
     Lengths,
@@ -39,7 +39,7 @@ from draftsmith.evaluation.adaptive import AdaptiveLengths
 from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.choice import served_lengths
 from draftsmith.evaluation.cost_model import Survival
-from draftsmith.evaluation.guesses import served_tree, served_trees
+from draftsmith.evaluation.guesses import Guesses, measured_trees, served_tree, served_trees
 from draftsmith.evaluation.profiling import Grid, cost_key, held_costs, kept_costs, round_costs
 from draftsmith.registry.pair import PairRecord
 from draftsmith.targets.loading import LoadedTarget
@@ -130,7 +130,6 @@ class Pair:
         self._costs = costs
         self.token_text = TokenText(target.tokenizer)
         self._adaptive: dict[int, AdaptiveLengths] = {}
-        self._proposer = draft.proposer()
 
     def generate(
         self,
@@ -147,8 +146,8 @@ class Pair:
             messages_or_text: A chat (`[{"role": ..., "content": ...}]`), or a text: one user turn
                 where the target has a chat template, a plain prefix where it has none.
             draft_length: Tokens proposed in a round; None takes the one that was measured best,
-                "adaptive" the one that pays for this text now, by costs that are measured at the
-                first such call on this device and kept.
+                "adaptive" the chain or tree that pays for this text now, by costs that are measured
+                at the first such call on this device and kept.
             verify: "match" makes a seed's answer independent of the drafts; see `Engine`.
             logits_processors: Of Transformers; they need `verify="match"`.
             **sampling: Fields of `SamplingParams`; greedy and at most 128 new tokens unless they
@@ -217,7 +216,7 @@ class Pair:
         max_rows: int = 1,
         verify: VerifyMode = "rejection",
     ) -> Engine:
-        """An engine that decodes with this pair; one at a time is in use.
+        """An engine that decodes with this pair; it has drafts and caches of its own.
 
         Args:
             draft_length: As in `generate`.
@@ -227,14 +226,15 @@ class Pair:
         proposer: Proposer
         if draft_length == "adaptive":
             adaptive = self._adaptive_lengths(max_rows)
-            self._proposer.trees = NO_TREES
-            proposer, longest = LookupFirstProposer(self._proposer, adaptive), max(adaptive.limit)
+            drafter = self.draft.proposer(trees=adaptive.trees)
+            proposer = LookupFirstProposer(drafter, adaptive)
+            longest = max(adaptive.limit)
         else:
             lengths, tree = self.lengths_at(max_rows), self.tree_at(max_rows)
             if draft_length is not None:
                 lengths, tree = Lengths(draft_length, self.lookup_length), None
-            self._proposer.trees = served_trees(tree, max_rows)
-            proposer, longest = with_lookup(self._proposer, *lengths)
+            drafter = self.draft.proposer(trees=served_trees(tree, max_rows))
+            proposer, longest = with_lookup(drafter, *lengths)
         return Engine(
             self.target.model,
             proposer,
@@ -264,8 +264,13 @@ class Pair:
             costs = kept_costs(
                 self._costs, self._cost_key(max_rows), partial(round_costs, *models, grid)
             )
-            survival = self._recorded_survival()
-            self._adaptive[max_rows] = AdaptiveLengths(costs, self._longest, survival)
+            self._adaptive[max_rows] = AdaptiveLengths(
+                costs,
+                self._longest,
+                self._recorded_survival(),
+                measured_trees(self._measured, rows=max_rows),
+                self._recorded_guesses(),
+            )
         return self._adaptive[max_rows]
 
     def has_costs(self, max_rows: int) -> bool:
@@ -278,18 +283,29 @@ class Pair:
         return longest if self.lookup_length else longest._replace(copy=0)
 
     def _grid(self, max_rows: int) -> Grid:
-        return Grid.covering(max_rows=max_rows, max_width=max(self._longest) + 1)
+        longest = self._longest
+        trees = measured_trees(self._measured, rows=max_rows)
+        nodes = [tree.num_nodes_with(longest.copy) for tree in trees]
+        return Grid.covering(max_rows=max_rows, max_width=max(*longest, *nodes) + 1)
 
     def _cost_key(self, max_rows: int) -> dict[str, Any]:
         return cost_key(self.record.digest, self.target.model, self._grid(max_rows))
 
+    @property
+    def _benchmark_temperature(self) -> float:
+        return float(self.evidence.get("benchmark", {}).get("temperature", 0.0))
+
     def _recorded_survival(self) -> Survival:
         """As evaluated at the temperature of the benchmark; nothing where there is no evidence."""
-        temperature = float(self.evidence.get("benchmark", {}).get("temperature", 0.0))
         try:
-            return Survival.recorded(self.evidence["evaluation"], temperature)
+            return Survival.recorded(self.evidence["evaluation"], self._benchmark_temperature)
         except KeyError:
             return Survival(())
+
+    def _recorded_guesses(self) -> Guesses:
+        """The same of the guesses in trees."""
+        counted = self.evidence.get("evaluation", {}).get("guesses", {})
+        return Guesses.recorded(counted.get(str(self._benchmark_temperature)))
 
     def contestants(self) -> Contestants:
         """The pair as benchmarks drive it."""

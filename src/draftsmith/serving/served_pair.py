@@ -70,8 +70,7 @@ def prepare(
 ) -> ServedPair:
     """Join a pair and an engine; nothing is decoded yet, but costs may be measured."""
     length = options.draft_length
-    drafts_trees = pair.tree_at(limits.max_rows) is not None  # which lengths that adapt do not
-    if length is None and not drafts_trees and pair.has_costs(limits.max_rows):
+    if length is None and pair.has_costs(limits.max_rows):
         length = "adaptive"
     engine = pair.engine(length, max_rows=limits.max_rows, verify=options.verify)
     if length is None:

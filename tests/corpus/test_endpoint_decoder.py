@@ -197,6 +197,7 @@ def test_faults_of_an_endpoint_cost_time_and_nothing_else(build, decoder, serve,
     retries = len(server.asked) - len(server.answered)
     assert retries >= len(answered) // 2
     (summary,) = [m for m in messages(caplog) if f"endpoint={server.url} answers=" in m]
+    assert f" answers={len(rows(tmp_path / 'sound'))} retries=" in summary
     for reason in ("broken_body", "connection", "http_429", "http_500", "http_503", "timeout"):
         assert f"{reason}=" in summary
     kept = "".join(path.read_text("latin-1") for path in files(tmp_path)) + caplog.text

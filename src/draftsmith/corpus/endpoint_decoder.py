@@ -7,6 +7,7 @@ continue a few prompts greedily as the target does here, but for near-ties.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -62,6 +63,8 @@ class EndpointDecoder:
         if not self._is_checked:
             self._check()
             self._is_checked = True
+        for lane in self._lanes:
+            lane.num_answers, lane.faults = 0, Counter()
         tasks = [_completion(request) for request in requests]
         try:
             yield from dispatch(self._lanes, tasks)

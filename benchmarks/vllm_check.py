@@ -23,11 +23,12 @@ from benchmarks.measuring import table
 from draftsmith import load_pair, provenance
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.corpus.chat import make_chat
+from draftsmith.decoding.near_ties import Prompts, judge_divergences
 from draftsmith.decoding.trace import PositionCounts, position_counts
 from draftsmith.errors import ConfigError, DraftsmithError
 from draftsmith.evaluation.acceptance import DecodingPlan, decode, in_turn
 from draftsmith.evaluation.any_pair import prompts_of
-from draftsmith.evaluation.losslessness import Prompts, SelfTest, greedy, judge_divergences
+from draftsmith.evaluation.losslessness import SelfTest, greedy
 from draftsmith.registry.generation import Pair
 from draftsmith.serving.export import export_pair
 

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 
-from draftsmith.artifacts import read_json
 from draftsmith.config import load_section
 from draftsmith.console import Progress, run_stage
+from draftsmith.corpus.backend import open_backend
 from draftsmith.corpus.build import CorpusBuilder
-from draftsmith.corpus.chat import make_chat
 from draftsmith.corpus.settings import CorpusConfig
 from draftsmith.decoding import Event
-from draftsmith.targets.loading import load_by_digest
+from draftsmith.targets.identity import read_identity
 from pipeline import CONFIG, CORPUS, PARTIAL, TARGET, TARGETS
 
 
@@ -20,11 +19,10 @@ def on_phase(name: str, total: int) -> Callable[[Event], None]:
 
 def main() -> None:
     config = load_section(CONFIG, "corpus", CorpusConfig)
-    digest = read_json(TARGET)["digest"]
-    target = load_by_digest(TARGETS, digest)
-    chat = make_chat(target.model, target.tokenizer)
+    identity = read_identity(TARGET)
+    chat, decoder = open_backend(config, identity, TARGETS)
     partial = PARTIAL / "corpus"
-    CorpusBuilder(config, digest, target.model, chat, partial, on_phase).build(CORPUS)
+    CorpusBuilder(config, identity.digest, decoder, chat, partial, on_phase).build(CORPUS)
 
 
 if __name__ == "__main__":

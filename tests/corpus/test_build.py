@@ -14,6 +14,7 @@ from draftsmith.corpus.build import CorpusBuilder
 from draftsmith.corpus.dataset import read_facts, read_split
 from draftsmith.corpus.prompts import bundled_prompts, is_eval, user_prompt
 from draftsmith.corpus.settings import CorpusConfig, SourceConfig
+from draftsmith.decoding import Engine, NoProposer
 from draftsmith.errors import CorpusError
 from tests.tiny_target import conversations
 
@@ -90,7 +91,8 @@ def builder(target, chat, sources, tmp_path_factory):
             },
         )
         folder = partial or tmp_path_factory.mktemp("partial")
-        return CorpusBuilder(config, DIGEST, target, chat, folder, on_phase or Phases())
+        engine = Engine(target, NoProposer(), max_rows=config.batch_size, draft_length=0)
+        return CorpusBuilder(config, DIGEST, engine, chat, folder, on_phase or Phases())
 
     return make
 

@@ -55,3 +55,46 @@ def test_a_value_out_of_range_is_refused(key, value, message):
     assert CorpusConfig(**SETTINGS).batch_size == 4
     with pytest.raises(ValueError, match=message):
         CorpusConfig(**{**SETTINGS, key: value})
+
+
+ENDPOINTS = ("http://one:8000/v1", "https://two/v1")
+
+
+def test_endpoints_need_a_model_and_are_needed():
+    given = {**SETTINGS, "backend": "openai", "endpoints": ENDPOINTS, "endpoint_model": "base"}
+    assert CorpusConfig(**given).endpoints == ENDPOINTS
+    for name, empty in (("endpoints", ()), ("endpoint_model", "")):
+        with pytest.raises(ValueError, match="needs endpoints and endpoint_model"):
+            CorpusConfig(**{**given, name: empty})
+        assert CorpusConfig(**{**given, name: empty, "backend": "local"}).backend == "local"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "one:8000/v1",
+        "ftp://one/v1",
+        "http:///v1",
+        "http://one:port/v1",
+        "http://me:secret@one/v1",
+        "http://secret@one/v1",
+        "http://me:secret/v1",
+        "http://one/v1?key=secret",
+        "http://one/v1#secret",
+    ],
+)
+def test_an_address_that_is_none_or_holds_a_secret_is_refused_and_not_shown(address):
+    with pytest.raises(ValueError, match=r"endpoints\[1\] must be") as caught:
+        CorpusConfig(**SETTINGS, endpoints=(ENDPOINTS[0], address))
+    assert address not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_an_endpoint_counts_once():
+    with pytest.raises(ValueError, match="differ"):
+        CorpusConfig(**SETTINGS, endpoints=("http://one/v1", "http://one/v1/"))
+
+
+def test_an_answer_has_some_time():
+    with pytest.raises(ValueError, match="endpoint_timeout_s"):
+        CorpusConfig(**SETTINGS, endpoint_timeout_s=0.0)

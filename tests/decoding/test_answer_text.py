@@ -51,6 +51,16 @@ def test_pieces_join_to_the_text_of_all_tokens(tokenizer, build, units):
         assert "".join(pieces) == token_text.text(token_ids), (seed, token_ids)
 
 
+def test_however_it_is_cut_a_stop_token_shows_nothing(tokenizer):
+    token_text = TokenText(tokenizer)
+    for seed in range(100):
+        chance = random.Random(seed)
+        token_ids = [chance.randrange(63) for _ in range(12)]
+        text = AnswerText(token_text, ())
+        pieces = pieces_of(text, cut(token_ids, chance), result_of(token_ids, token_ids[-1]))
+        assert "".join(pieces) == token_text.text(token_ids[:-1]), (seed, token_ids)
+
+
 def test_however_it_is_cut_the_text_ends_before_the_stop_string(tokenizer):
     token_text = TokenText(tokenizer)
     found = 0

@@ -8,6 +8,7 @@ import torch
 
 from draftsmith.decoding import Engine, Tree, acceptance, attention
 from draftsmith.decoding.acceptance import Verdict
+from draftsmith.decoding.near_ties import rounding_difference
 from draftsmith.decoding.slot_model import SlotModel
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.evaluation import losslessness
@@ -16,7 +17,6 @@ from draftsmith.evaluation.losslessness import (
     corrupted_control,
     exact_equality,
     near_ties,
-    rounding_difference,
     transformers_greedy,
 )
 from tests.corpus.small_target import MAX_POSITIONS
@@ -123,7 +123,7 @@ def test_the_tolerance_is_the_measured_change_of_the_margin(
     fine = near_ties(target, drafts["student"], questions, test)
     assert fine["tolerance"] < 1e-4
     assert RoundsWideForwards.width == test.draft_length + 1
-    monkeypatch.setattr(losslessness, "SlotModel", RoundsWideForwards)
+    monkeypatch.setattr("draftsmith.decoding.near_ties.SlotModel", RoundsWideForwards)
     coarse = near_ties(target, drafts["student"], questions, test)
     assert coarse["tolerance"] == pytest.approx(0.75, abs=1e-4)
 

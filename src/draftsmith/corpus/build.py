@@ -10,17 +10,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from draftsmith.artifacts import digest_json, keep_only, read_json, short, write_json
 from draftsmith.corpus.chat import Chat
 from draftsmith.corpus.dataset import write_corpus
 from draftsmith.corpus.prompts import Prompt, distinct, is_eval, user_prompt
-from draftsmith.corpus.rollouts import Limits, Rollout, RolloutJob, ShardStore, roll_out
+from draftsmith.corpus.rollouts import (
+    Decoder,
+    Limits,
+    Rollout,
+    RolloutJob,
+    ShardStore,
+    roll_out,
+)
 from draftsmith.corpus.self_prompting import SELF_DOMAIN, self_prompts, self_requests
 from draftsmith.corpus.settings import CorpusConfig, SourceConfig
 from draftsmith.corpus.sources import read_source
-from draftsmith.decoding import Engine, Event, NoProposer
+from draftsmith.decoding import Event
 from draftsmith.errors import CorpusError
 
 _LOG = logging.getLogger(__name__)
@@ -46,8 +51,8 @@ class CorpusBuilder:
 
     Attributes:
         config: The corpus section.
-        target_digest: Identity of `target`.
-        target: Live target.
+        target_digest: Identity of the target.
+        decoder: Decodes with the target.
         chat: Its chat template.
         partial: Folder for unfinished work.
         on_phase: Called with a name and the number of requests when a decoding phase starts;
@@ -56,7 +61,7 @@ class CorpusBuilder:
 
     config: CorpusConfig
     target_digest: str
-    target: PreTrainedModel
+    decoder: Decoder
     chat: Chat
     partial: Path
     on_phase: OnPhase = _silent
@@ -74,15 +79,13 @@ class CorpusBuilder:
         store = ShardStore(self.partial / "rollouts" / short(digest), self.config.shard_size)
         limits = Limits(self.config.max_new_tokens, self.chat.stop_ids, self.config.seed)
         progress = partial(self.on_phase, "rollouts")
-        rollouts = roll_out(self._engine(), jobs, limits=limits, store=store, on_start=progress)
+        rollouts = roll_out(self.decoder, jobs, limits=limits, store=store, on_start=progress)
         splits = {"train": rollouts[: len(train_jobs)], "eval": rollouts[len(train_jobs) :]}
-        facts = {"digest": digest, "target_digest": self.target_digest, **_facts(splits)}
+        made = {"digest": digest, "target_digest": self.target_digest, **self._backend()}
+        facts = {**made, **_facts(splits)}
         write_corpus(directory, splits, facts)
         keep_only(self.partial / "rollouts", short(digest))
         return facts
-
-    def _engine(self) -> Engine:
-        return Engine(self.target, NoProposer(), max_rows=self.config.batch_size, draft_length=0)
 
     def _collect(self) -> Iterator[Prompt]:
         for source in self.config.sources:
@@ -94,14 +97,15 @@ class CorpusBuilder:
     def _self_written(self, source: SourceConfig) -> list[Prompt]:
         """Sampled once for a target and kept, so a killed run does not sample again."""
         seed = self.config.seed
-        settings = {"target": self.target_digest, "source": asdict(source), "seed": seed}
+        made = {"target": self.target_digest, "source": asdict(source), "seed": seed}
+        settings = {**made, **self._backend()}
         kept = self.partial / "self" / f"{short(digest_json(settings))}.json"
         if not kept.exists():
             requests = self_requests(
                 self.chat, source.count, temperature=source.temperature, seed=seed
             )
             progress = self.on_phase("self-written prompts", len(requests))
-            prompts = self_prompts(self._engine(), self.chat, requests, progress)
+            prompts = self_prompts(self.decoder, self.chat, requests, progress)
             write_json(kept, {"prompts": [prompt.messages[0][1] for prompt in prompts]})
         return [user_prompt(text, SELF_DOMAIN) for text in read_json(kept)["prompts"]]
 
@@ -132,7 +136,7 @@ class CorpusBuilder:
         return train, held_out
 
     def _digest(self, train: Sequence[EncodedPrompt], held_out: Sequence[EncodedPrompt]) -> str:
-        """Everything the rollouts depend on: target, exact prompts, sampling.
+        """Everything the rollouts depend on: target, exact prompts, sampling, kind of backend.
 
         Self-written prompts are the target's own work, as rollouts are: their settings count, not
         their words, which differ in near-ties between machines.
@@ -148,8 +152,16 @@ class CorpusBuilder:
                 "max_new_tokens": self.config.max_new_tokens,
                 "stop_ids": self.chat.stop_ids,
                 "seed": self.config.seed,
+                **self._backend(),
             }
         )
+
+    def _backend(self) -> dict[str, str]:
+        """Which kind made the responses, never where; the engine here goes without saying.
+
+        So corpora from before there were others keep their digests.
+        """
+        return {} if self.config.backend == "local" else {"backend": self.config.backend}
 
 
 def _given(items: Sequence[EncodedPrompt]) -> list[list[int]]:

@@ -9,15 +9,22 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from draftsmith.artifacts import digest_json, read_json, write_json
-from draftsmith.decoding import Engine, Event, Request, SamplingParams
-from draftsmith.errors import ArtifactError
+from draftsmith.decoding import Event, Request, SamplingParams
+from draftsmith.errors import ArtifactError, DraftsmithError
 
 _LOG = logging.getLogger(__name__)
 
 OnEvent = Callable[[Event], None]
+
+
+class Decoder(Protocol):
+    """What makes responses: an engine here, or endpoints elsewhere."""
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
+        """Decode all requests; the last event of each carries its result."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,7 @@ class Limits:
 
 
 def roll_out(
-    engine: Engine,
+    decoder: Decoder,
     jobs: Sequence[RolloutJob],
     *,
     limits: Limits,
@@ -129,26 +136,33 @@ def roll_out(
     """Make all responses, in the order of `jobs`.
 
     Args:
-        engine: Decodes them.
+        decoder: Decodes them.
         jobs: What is wanted.
         limits: Shared by all.
         store: Finished responses; those found there are not made again.
         on_start: Called with the number of missing responses; returns what is called with every
-            event of the engine.
+            event of the decoder.
+
+    Raises:
+        DraftsmithError: Of the decoder; what it finished is stored.
     """
     wanted = {job.key: job for job in jobs}
     finished = {rollout.key: rollout for rollout in store.read() if rollout.key in wanted}
     missing = [job for job in jobs if job.key not in finished]
     _LOG.info("rollouts_found=%d rollouts_missing=%d", len(finished), len(missing))
-    for rollout in _decode(engine, missing, limits, on_start(len(missing))):
-        store.add(rollout)
-        finished[rollout.key] = rollout
+    try:
+        for rollout in _decode(decoder, missing, limits, on_start(len(missing))):
+            store.add(rollout)
+            finished[rollout.key] = rollout
+    except DraftsmithError:
+        store.flush()
+        raise
     store.flush()
     return [finished[job.key] for job in jobs]
 
 
 def _decode(
-    engine: Engine, jobs: Sequence[RolloutJob], limits: Limits, on_event: OnEvent
+    decoder: Decoder, jobs: Sequence[RolloutJob], limits: Limits, on_event: OnEvent
 ) -> Iterator[Rollout]:
     by_key = {job.key: job for job in jobs}
     requests = [
@@ -166,7 +180,7 @@ def _decode(
         # like length together: a prefill pads to the longest, attention reads as far.
         for job in sorted(jobs, key=lambda job: (job.temperature, -len(job.prompt_ids)))
     ]
-    for event in engine.stream(requests):
+    for event in decoder.stream(requests):
         on_event(event)
         if event.result is not None:
             job = by_key[event.request_id]

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from draftsmith.corpus.chat import Chat
 from draftsmith.corpus.prompts import Prompt, user_prompt
-from draftsmith.decoding import Engine, Event, Request, SamplingParams
+from draftsmith.corpus.rollouts import Decoder
+from draftsmith.decoding import Event, Request, SamplingParams
 
 SELF_DOMAIN = "self-written"
 _MAX_TURN_TOKENS = 96
@@ -39,14 +40,14 @@ def is_usable(text: str) -> bool:
 
 
 def self_prompts(
-    engine: Engine,
+    decoder: Decoder,
     chat: Chat,
     requests: list[Request],
     on_event: Callable[[Event], None] = lambda _event: None,
 ) -> list[Prompt]:
     """Sample the turns and keep those that end by themselves and read like a turn."""
     prompts = []
-    for event in engine.stream(requests):
+    for event in decoder.stream(requests):
         on_event(event)
         if event.result is not None and event.result.finish_reason == "stop":
             ids = event.result.token_ids[:-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,13 @@ class CorpusConfig:
         max_prompt_tokens: Longer prompts are dropped.
         max_new_tokens: Longest response.
         min_eval_prompts: Fewer eval prompts are an error: verdicts would be empty.
-        batch_size: Requests in flight.
+        batch_size: Requests in flight, of the engine or of each endpoint.
         shard_size: Finished responses a shard; a finished shard survives a kill.
         seed: Of sampling.
+        backend: Who answers: local, the engine here, or openai, endpoints that serve the target.
+        endpoints: Addresses of OpenAI-compatible APIs, up to and including /v1.
+        endpoint_model: The target's name there.
+        endpoint_timeout_s: For one answer of an endpoint.
     """
 
     sources: tuple[SourceConfig, ...]
@@ -65,6 +70,10 @@ class CorpusConfig:
     batch_size: int
     shard_size: int
     seed: int
+    backend: Literal["local", "openai"] = "local"
+    endpoints: tuple[str, ...] = ()
+    endpoint_model: str = ""
+    endpoint_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -81,3 +90,29 @@ class CorpusConfig:
         sizes = (self.max_prompt_tokens, self.max_new_tokens, self.batch_size, self.shard_size)
         if min(sizes) < 1:
             raise ValueError("token limits, batch_size and shard_size must be at least 1")
+        self._check_endpoints()
+
+    def _check_endpoints(self) -> None:
+        """Addresses are not shown: one that is wrong may hold a password."""
+        for place, url in enumerate(self.endpoints):
+            if not _is_address(url):
+                raise ValueError(
+                    f"endpoints[{place}] must be http(s)://host:port/v1, without a user, a "
+                    "password or a query"
+                )
+        if len({url.rstrip("/") for url in self.endpoints}) < len(self.endpoints):
+            raise ValueError("endpoints must differ from one another")
+        if self.backend == "openai" and not (self.endpoints and self.endpoint_model):
+            raise ValueError("backend openai needs endpoints and endpoint_model")
+        if not self.endpoint_timeout_s > 0:
+            raise ValueError("endpoint_timeout_s must be above 0")
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        is_plain = not (parts.username or parts.password or parts.query or parts.fragment)
+        has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # a port that is none
+        return False
+    return parts.scheme in ("http", "https") and is_plain and has_host

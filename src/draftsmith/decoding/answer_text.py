@@ -1,8 +1,8 @@
 """The text of an answer, piece by piece as its tokens come.
 
-A stop string ends the text before its first character, as in OpenAI's API, so what may yet become
-one is held back until it is known; so is a character of which some bytes are still missing. Only
-the newest tokens are decoded, however long the answer is.
+A stop token shows nothing. A stop string ends the text before its first character, as in OpenAI's
+API, so what may yet become one is held back until it is known; so is a character of which some
+bytes are still missing. Only the newest tokens are decoded, however long the answer is.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class AnswerText:
         num_before = len(self._token_ids)
         self._token_ids.extend(token_ids)
         if result is not None:
+            if isinstance(result.stopped_by, int):
+                self._token_ids.pop()  # a stop token shows nothing
             return self._text(self.num_hidden(result))[len(self._shown) :]
         self.num_held = self._stops.num_held(self._token_ids)
         text = self._text(self.num_held)

@@ -8,7 +8,6 @@ first difference must lie within the measured rounding difference of the two for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,13 +25,10 @@ from draftsmith.decoding import (
     with_lookup,
 )
 from draftsmith.decoding.acceptance import Proposal, Verdict, Verify
-from draftsmith.decoding.batch import pad_prompts
 from draftsmith.decoding.distribution import Distribution, draw
-from draftsmith.decoding.slot_model import SlotModel
+from draftsmith.decoding.near_ties import ROWS, Prompts, judge_divergences
 from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.evaluation.guesses import served_trees
-
-_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -62,36 +58,6 @@ class SelfTest:
         """Positions of a verification."""
         drafts = self.draft_length if tree is None else tree.num_nodes
         return max(drafts, self.lookup_length) + 1
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """First difference of two outputs, and the target's margin between the two tokens there."""
-
-    prompt_id: str
-    position: int
-    gap: float
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Greedy outputs against those of the target alone.
-
-    Attributes:
-        tolerance: How much the target's own margins differ between forwards of other widths.
-        divergences: One for each output that differs.
-    """
-
-    tolerance: float
-    divergences: list[Divergence]
-
-    @property
-    def holds(self) -> bool:
-        """Whether rounding explains all that differs."""
-        return all(divergence.gap <= self.tolerance for divergence in self.divergences)
-
-
-Prompts = Sequence[tuple[str, list[int]]]
 
 
 def exact_equality(
@@ -131,32 +97,6 @@ def near_ties(
         "divergences": [asdict(divergence) for one in judged for divergence in one.divergences],
         "holds": all(one.holds for one in judged),
     }
-
-
-def judge_divergences(
-    target: PreTrainedModel,
-    prompts: Prompts,
-    plain: Mapping[str, list[int]],
-    speculative: Mapping[str, list[int]],
-    *,
-    width: int,
-) -> Judgement:
-    """Whether rounding explains where greedy outputs differ from those without drafts.
-
-    Args:
-        target: The target that made both.
-        prompts: Name and tokens of each.
-        plain: Output without drafts, by name.
-        speculative: Output with drafts, by name.
-        width: Positions of a verification.
-    """
-    tolerance = rounding_difference(target, prompts, plain, width=width)
-    divergences = [
-        divergence
-        for name, ids in prompts
-        if (divergence := _compare(target, name, ids, plain[name], speculative[name])) is not None
-    ]
-    return Judgement(tolerance, divergences)
 
 
 def corrupted_control(
@@ -202,9 +142,9 @@ def greedy(
     proposer: Proposer = NoProposer()
     length = 0
     if draft is not None:
-        drafter = draft.proposer(trees=served_trees(tree, _ROWS))
+        drafter = draft.proposer(trees=served_trees(tree, ROWS))
         proposer, length = with_lookup(drafter, test.draft_length, test.lookup_length)
-    engine = Engine(target, proposer, max_rows=_ROWS, draft_length=length)
+    engine = Engine(target, proposer, max_rows=ROWS, draft_length=length)
     if verify is not None:
         engine.verify = verify
     params = SamplingParams(max_new_tokens=test.num_tokens, stop_token_ids=test.stop_ids)
@@ -228,74 +168,3 @@ def transformers_greedy(
     )
     tokens: list[int] = output[0, len(prompt_ids) :].tolist()
     return tokens
-
-
-@torch.inference_mode()
-def rounding_difference(
-    target: PreTrainedModel, prompts: Prompts, responses: Mapping[str, list[int]], *, width: int
-) -> float:
-    """Largest change of the target's margin between forwards of 1, of `width` and of all positions.
-
-    The margin is the difference of the two largest logits, the two that a near-tie swaps. Outputs
-    part where forwards of 1 and of `width` positions disagree; the gap there is read off a forward
-    of all positions, so its rounding counts as well.
-
-    The responses are replayed over the slot cache in the batches of the self-test; each replay
-    reads the keys and values that it wrote itself. So the figure holds all that decoding with
-    drafts rounds differently.
-    """
-    worst = 0.0
-    for start in range(0, len(prompts), _ROWS):
-        group = prompts[start : start + _ROWS]
-        heads = [ids[:-1] for _, ids in group]
-        inputs = [ids[-1:] + responses[name][:-1] for name, ids in group]
-        widths = (1, width, max(map(len, inputs)))
-        replays = [_replay(target, heads, inputs, width=w) for w in widths]
-        for row, tokens in enumerate(inputs):
-            logits = torch.stack([replay[row, : len(tokens)] for replay in replays])
-            top = logits[:1].topk(2, dim=-1).indices.expand(len(logits), -1, -1)
-            margins = logits.gather(-1, top).diff()
-            worst = max(worst, float((margins.amax(0) - margins.amin(0)).max()))
-    return worst
-
-
-def _replay(
-    target: PreTrainedModel, heads: list[list[int]], inputs: list[list[int]], *, width: int
-) -> Tensor:
-    """Logits of `inputs` behind their `heads`, `width` positions a forward.
-
-    Returns:
-        float32 `[rows, steps, vocab]`; a row's logits behind its own inputs mean nothing.
-    """
-    slots = SlotModel(target)
-    steps = -(-max(map(len, inputs)) // width) * width
-    longest = max(map(len, heads))
-    slots.reserve(rows=len(heads), slots=longest + steps)
-    if longest:
-        tokens, positions = pad_prompts(heads, target.device)
-        slots.forward(tokens, positions, span=longest, keep=0)
-    tokens, places = pad_prompts([i + [0] * (steps - len(i)) for i in inputs], target.device)
-    positions = places + torch.tensor([[len(head)] for head in heads], device=target.device)
-    logits = [
-        slots.forward(tokens[:, i : i + width], positions[:, i : i + width], span=longest + steps)
-        for i in range(0, steps, width)
-    ]
-    return torch.cat(logits, 1).float()
-
-
-@torch.inference_mode()
-def _compare(
-    target: PreTrainedModel, name: str, prompt_ids: list[int], plain: list[int], other: list[int]
-) -> Divergence | None:
-    """The first difference of two outputs and the target's margin there; None if they are equal."""
-    if plain == other:
-        return None
-    shared = min(len(plain), len(other))
-    position = next((i for i in range(shared) if plain[i] != other[i]), shared)
-    if position == shared:
-        # One is a prefix of the other: no two tokens to compare, so nothing can excuse it.
-        return Divergence(name, position, float("1e9"))
-    ids = torch.tensor([prompt_ids + plain[:position]], device=target.device)
-    logits = target(input_ids=ids).logits[0, -1].float()
-    gap = abs(float(logits[plain[position]] - logits[other[position]]))
-    return Divergence(name, position, gap)

@@ -67,25 +67,32 @@ class Answer:
         choices = []
         for index, (text, reason) in enumerate(zip(texts, reasons, strict=True)):
             shown = {"message": {"role": "assistant", "content": text, "refusal": None}}
+            result = self._samples[index].result
             choice: dict[str, Any] = {
                 "index": index,
                 "finish_reason": reason,
                 "logprobs": self._logprobs(tokens[index], 0),
+                **self._ids(result.token_ids if result else (), index),
             }
             choices.append(choice | (shown if self._is_chat else {"text": text}))
         kind = "chat.completion" if self._is_chat else "text_completion"
-        return {**self._head, "object": kind, "choices": choices, "usage": self._usage()}
+        head = {**self._head, **self._chat_prompt()}
+        return {**head, "object": kind, "choices": choices, "usage": self._usage()}
 
     async def stream(self, gateway: Gateway) -> AsyncIterator[str]:
         """The response as server-sent events; a failure in mid-stream is its last one."""
+        begun: set[int] = set()
         if self._is_chat:
             for index in range(len(self._samples)):
-                yield self._chunk(self._choice(index, {"role": "assistant", "content": ""}))
+                role = self._choice(index, {"role": "assistant", "content": ""})
+                yield self._chunk(role, **({} if index else self._chat_prompt()))
         try:
             async with contextlib.aclosing(self._pieces(gateway)) as pieces:
                 async for index, piece in pieces:
-                    if piece.is_worth_sending:
-                        yield self._chunk(self._shown(index, piece))
+                    if piece.is_worth_sending or (self._body.return_token_ids and piece.token_ids):
+                        ids = self._ids(piece.token_ids, None if index in begun else index)
+                        begun.add(index)
+                        yield self._chunk(self._shown(index, piece) | ids)
         except ApiError as error:
             gateway.records.metrics.refused(error.status)
             yield _event(error.body)
@@ -112,12 +119,25 @@ class Answer:
         reason = piece.finish_reason if piece else None
         return {"index": index, "finish_reason": reason, "logprobs": logprobs, **shown}
 
-    def _chunk(
-        self, choice: Mapping[str, Any] | None, usage: Mapping[str, Any] | None = None
-    ) -> str:
+    def _ids(self, token_ids: Sequence[int], prompt_of: int | None) -> dict[str, Any]:
+        """Exact ids for a choice, where asked for, with the prompt of the sample `prompt_of`."""
+        if not self._body.return_token_ids:
+            return {}
+        ids: dict[str, Any] = {"token_ids": list(token_ids)}
+        if prompt_of is not None and not self._is_chat:
+            ids["prompt_token_ids"] = self._call.requests[prompt_of].prompt_ids
+        return ids
+
+    def _chat_prompt(self) -> dict[str, Any]:
+        """The prompt's ids, where asked for; all choices of a chat share it."""
+        is_wanted = self._is_chat and self._body.return_token_ids
+        return {"prompt_token_ids": self._call.requests[0].prompt_ids} if is_wanted else {}
+
+    def _chunk(self, choice: Mapping[str, Any] | None, **more: Any) -> str:  # noqa: ANN401  JSON
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        chunk = {**self._head, "object": kind, "choices": [] if choice is None else [choice]}
-        return _event({**chunk, "usage": usage} if self._body.wants_usage else chunk)
+        usage = {"usage": None} if self._body.wants_usage else {}
+        choices = [] if choice is None else [choice]
+        return _event({**self._head, "object": kind, "choices": choices, **usage, **more})
 
     def _logprobs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
         if self._body.num_top is None:

@@ -65,7 +65,8 @@ def requests_of(
     Raises:
         ApiError: A parameter is out of range, or the context is too short.
     """
-    bias = _bias(body, _vocab_size(served))
+    vocab_size = _vocab_size(served)
+    bias, stop_ids = _bias(body, vocab_size), _stop_ids(body, vocab_size)
     requests: list[Request] = []
     for prompt in prompts:
         try:
@@ -81,7 +82,7 @@ def requests_of(
                 logit_bias=bias,
                 min_new_tokens=body.min_tokens,
                 seed=secrets.randbits(63) if body.seed is None else body.seed,
-                stop_token_ids=served.pair.stop_token_ids(),
+                stop_token_ids=tuple(sorted({*served.pair.stop_token_ids(), *stop_ids})),
                 stop_strings=tuple(body.stop),
             )
         except DecodingError as error:
@@ -115,6 +116,13 @@ def _bias(body: Body, vocab_size: int) -> tuple[tuple[int, float], ...]:
             message = f"logit_bias: found the key {found!r}; expected token ids below {vocab_size}"
             raise ApiError(400, message, param="logit_bias")
     return tuple((int(key), value) for key, value in body.logit_bias.items())
+
+
+def _stop_ids(body: Body, vocab_size: int) -> list[int]:
+    if max(body.stop_token_ids, default=0) >= vocab_size:
+        message = f"stop_token_ids: expected ids below {vocab_size}"
+        raise ApiError(400, message, param="stop_token_ids")
+    return body.stop_token_ids
 
 
 def _vocab_size(served: ServedPair) -> int:

@@ -31,12 +31,14 @@ class Piece:
     Attributes:
         text: Maybe empty.
         tokens: Their log-probabilities, where asked for.
+        token_ids: All that was committed, also what shows nothing or waits.
         offset: Characters that the tokens before them spell.
         finish_reason: stop or length, with the last piece.
     """
 
     text: str
     tokens: Sequence[Token]
+    token_ids: Sequence[int]
     offset: int
     finish_reason: str | None
 
@@ -77,7 +79,7 @@ class Sample:
             num_held = 0 if reason else self._num_within(self._text.num_held)
             num_shown = len(self._waiting) - num_held
             shown, self._waiting = self._waiting[:num_shown], self._waiting[num_shown:]
-        piece = Piece(text, shown, self._offset, reason)
+        piece = Piece(text, shown, update.token_ids, self._offset, reason)
         self._offset += sum(len(_spelled(token.token_id, self._token_text)) for token in shown)
         return piece
 

@@ -111,6 +111,10 @@ class SamplingFields(_Body):
     min_p: float = Field(default=0.0, ge=0, lt=1)
     repetition_penalty: float = Field(default=1.0, ge=0.1, le=10)
     min_tokens: int = Field(default=0, ge=0, lt=_INT_31)
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=_MAX_NAMES, fail_fast=True)] = Field(
+        default_factory=list, description="Beside those that end the target's turns."
+    )
+    return_token_ids: bool = False
     # Taken without effect: none of them changes an answer. `metadata.domain` labels telemetry.
     metadata: Annotated[dict[Text, Text], Few] = Field(default_factory=dict)
     user: str = ""

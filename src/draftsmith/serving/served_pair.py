@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from draftsmith.decoding import Engine, NoProposer, Request, SamplingParams
 from draftsmith.decoding.matching import VerifyMode
+from draftsmith.decoding.near_ties import judge_divergences
 from draftsmith.errors import EvidenceError
-from draftsmith.evaluation.losslessness import judge_divergences
 from draftsmith.registry.generation import DraftLength, Pair
 from draftsmith.serving.settings import Limits
 

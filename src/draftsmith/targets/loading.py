@@ -5,6 +5,7 @@ Knows nothing of where targets come from; `source` puts them where this module f
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from draftsmith.artifacts import short
 from draftsmith.errors import TargetError
 from draftsmith.targets.compatibility import refuse_unservable, require_vocabulary
-from draftsmith.targets.components import load_config, load_model, load_tokenizer
+from draftsmith.targets.components import DTYPES, load_config, load_model, load_tokenizer
 from draftsmith.targets.identity import TargetIdentity, identify
 from draftsmith.targets.snapshot import held_identity
+
+STORED = "stored"
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ def load_by_digest(
     Args:
         root: Folder of all snapshots.
         digest: The identity's full digest.
-        dtype: None for the dtype that the identity names; another one for analysis only.
+        dtype: None for the dtype that the identity names; another one for analysis only; `STORED`
+            for that of the files, which are mapped and not read.
         device: Where the model goes, in torch's words; None takes the accelerator where there is
             one, as `provenance.device` does.
 
@@ -106,5 +110,11 @@ def load_by_digest(
 def _load(directory: Path, identity: TargetIdentity, dtype: str, device: str) -> LoadedTarget:
     tokenizer = load_tokenizer(directory)
     require_vocabulary(identity, tokenizer, directory)
-    model = load_model(directory, dtype=dtype, device=device)
+    model = load_model(directory, dtype=None if dtype == STORED else dtype, device=device)
     return LoadedTarget(model, tokenizer, identity, directory)
+
+
+def fits_memory(identity: TargetIdentity) -> bool:
+    """Whether the weights, in the dtype that they are served in, fit into this machine's memory."""
+    needed_bytes = identity.num_parameters * DTYPES[identity.dtype].itemsize
+    return needed_bytes < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 
+from draftsmith.corpus import dispatch as module
 from draftsmith.corpus.dispatch import AllLeftOutError, Lane, TransientFault, dispatch
 
 PAUSE_S = 0.001
@@ -163,6 +164,36 @@ def test_any_other_failure_ends_the_work_at_once():
     with pytest.raises(ValueError, match="a bug"):
         list(dispatch([lane(worker, limit=1)], [*squares(3), fail, *squares(30)]))
     assert len(worker.calls) == 3
+
+
+class Clock:
+    """Time that passes only where somebody sleeps."""
+
+    def __init__(self):
+        self.now_s, self.slept_s = 100.0, []
+
+    def monotonic(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.slept_s.append(seconds)
+        self.now_s += seconds
+
+
+def test_a_worker_that_asks_for_time_is_left_alone_until_it_is_over(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    asked_s = []
+
+    def task(_worker):
+        asked_s.append(clock.now_s)
+        if len(asked_s) == 1:
+            raise TransientFault("busy", "busy", wait_s=3000.0)
+        return "done"
+
+    assert list(dispatch([lane(None)], [task])) == ["done"]
+    assert asked_s == [100.0, 3100.0]
+    assert clock.slept_s == [3000.0]
 
 
 class TestLane:

@@ -80,6 +80,16 @@ def test_ids_hold_what_the_text_does_not_show(server, pair, prompts):
     assert choice["token_ids"][-1] in pair.stop_token_ids()
 
 
+def test_ids_come_with_their_round_while_the_text_is_held_back(server, pair):
+    text = pair.generate(QUESTIONS[0], max_new_tokens=24).text
+    body = chat(QUESTIONS[0], stop=f"{text[:-1]} never")
+    whole = asked(server, body, "/v1/chat/completions")
+    chunks = streamed(server, body, "/v1/chat/completions")
+    assert joined(chunks, 0, "token_ids") == whole["choices"][0]["token_ids"]
+    told = [c for chunk in chunks for c in chunk["choices"] if "token_ids" in c]
+    assert sum("content" not in choice["delta"] for choice in told) > 1
+
+
 def test_nobody_gets_ids_who_did_not_ask(server, prompts):
     for body, path in (
         (chat(QUESTIONS[0]), "/v1/chat/completions"),

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
+from draftsmith.decoding import Lengths
 from draftsmith.evaluation.alternatives import (
+    SCHEMES,
+    AlternativeRun,
     as_scheme,
     left_out,
     pays_instead,
     same_greedy_tokens,
 )
+from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.int8 import Int8Linear, can_be_int8, with_int8_linears
+from draftsmith.evaluation.trials import conversations
 
 
 @pytest.fixture
@@ -22,9 +29,12 @@ def greedy(rollouts):
     return [rollout for rollout in rollouts if rollout.temperature == 0]
 
 
-def entry(scheme, batch_size, low, mean):
-    ratio = {"mean": mean, "low": low, "high": mean + 0.1, "num_prompts": 8}
-    return {"scheme": scheme, "batch_size": batch_size, "ratio": ratio}
+def entry(scheme, batch_size, low, mean, reading=None):
+    decoded = {"mean": mean, "low": low, "high": mean + 0.1}
+    ratios = {"reading_ratio": reading or decoded, "decoding_ratio": decoded}
+    is_served = scheme == "bfloat16"
+    facts = {"scheme": scheme, "batch_size": batch_size, "keeps_the_targets_law": is_served}
+    return facts | ratios
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -106,10 +116,51 @@ def test_the_fastest_alternative_that_surely_gains_at_the_batch_size_is_named():
         entry("int8", 1, 1.1, 1.2),
         entry("float32", 1, 1.2, 1.4),
         entry("int8", 16, 0.9, 1.3),
+        entry("bfloat16", 1, 1.01, 1.5),
         {"scheme": "bfloat16", "left_out": "no room"},
     ]
-    assert pays_instead(entries, 1)["scheme"] == "float32"
-    assert pays_instead(entries, 4) is None
-    assert pays_instead(entries, 64) is None
-    assert pays_instead(entries[:2], 4)["scheme"] == "float32"
-    assert pays_instead(entries[3:], 1) is None
+    assert pays_instead(entries, 1, 0.1)["scheme"] == "float32"
+    assert pays_instead(entries, 4, 0.1) is None
+    assert pays_instead(entries, 64, 0.1) is None
+    assert pays_instead(entries[:2], 4, 0.1)["scheme"] == "float32"
+    assert pays_instead(entries[3:], 1, 0.1) is None
+
+
+def test_a_workload_that_mostly_reads_is_judged_by_how_fast_prompts_are_read():
+    slow = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    entries = [entry("int8", 1, 1.5, 2.0, reading=slow)]
+    assert pays_instead(entries, 1, 0.0)["ratio"]["mean"] == pytest.approx(2.0)
+    assert pays_instead(entries, 1, 0.1)["ratio"]["mean"] == pytest.approx(1 / (0.2 + 0.45))
+    assert pays_instead(entries, 1, 0.9) is None
+
+
+@pytest.fixture
+def measure(target, drafts, stop_ids, greedy, tmp_path):
+    """Measure all schemes at two batch sizes within so many seconds."""
+    pair = Contestants(target, drafts["trimmed"], stop_ids=(), lookup_length=2)
+    run = AlternativeRun(pair, partial(conversations, greedy, 16), greedy, 6, tmp_path)
+    return partial(run.run, {1: Lengths(2, 2), 2: Lengths(1, 0)})
+
+
+def test_every_scheme_is_measured_alone_and_with_drafts_at_every_batch_size(measure):
+    entries = measure(seconds=30.0)
+    found = {(entry["scheme"], entry["batch_size"]): entry for entry in entries}
+    assert set(found) == set(itertools.product(SCHEMES, (1, 2)))
+    for (scheme, _), entry in found.items():
+        assert entry["keeps_the_targets_law"] == (scheme == "float32")
+        assert 0 <= entry["same_greedy_tokens"] <= 1
+        for name in ("ratio", "ratio_with_drafts", "reading_ratio", "decoding_ratio"):
+            assert 0 < entry[name]["low"] <= entry[name]["mean"] <= entry[name]["high"]
+    served = found["float32", 1]
+    for bound in (served["ratio"]["low"], served["decoding_ratio"]["high"]):
+        assert bound == pytest.approx(1.0)
+    assert served["same_greedy_tokens"] == 1.0
+
+
+def test_without_time_the_most_telling_scheme_is_measured_and_the_others_say_so(measure):
+    entries = measure(seconds=0.0)
+    assert [entry["scheme"] for entry in entries] == ["int8", "int8", "bfloat16", "float32"]
+    assert all("budget" in entry["left_out"] for entry in entries[2:])
+    whole = measure(seconds=30.0)
+    assert whole[:2] == entries[:2]
+    assert measure(seconds=0.0) == whole

@@ -129,7 +129,7 @@ def _report(
         "alternatives": [dict(entry) for entry in alternatives],
         "prediction": summary(trials),
         "trials": [trial.record() for trial in trials],
-        "workloads": [_advice_record(advice, error, alternatives) for advice in advices],
+        "workloads": [_advice_record(advice, error, costs, alternatives) for advice in advices],
     }
 
 
@@ -210,17 +210,18 @@ def verdict(speedup: float, error: float) -> str:
 
 
 def _advice_record(
-    advice: Advice, error: float, alternatives: Sequence[Mapping[str, Any]]
+    advice: Advice, error: float, costs: DeviceCosts, alternatives: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     told, instead = verdict(advice.speedup, error), None
     if advice.lengths.draft == 0:
-        instead = pays_instead(alternatives, advice.workload.batch_size)
+        reading = _reading_share(advice, costs)
+        instead = pays_instead(alternatives, advice.workload.batch_size, reading)
     if instead is not None:
         told = "quantise instead" if instead["scheme"] == INT8 else "change the dtype instead"
     return {
         **asdict(advice.workload),
         "verdict": told,
-        "instead": None if instead is None else {key: instead[key] for key in ("scheme", "ratio")},
+        "instead": instead,
         "draft_length": advice.lengths.draft,
         "copy_length": advice.lengths.copy,
         "speedup": advice.speedup,
@@ -229,6 +230,14 @@ def _advice_record(
         "break_even_alpha": advice.break_even,
         "free_positions": advice.free_positions,
     }
+
+
+def _reading_share(advice: Advice, costs: DeviceCosts) -> float:
+    """Share of a workload's time without speculation that goes into reading its prompts."""
+    workload = advice.workload
+    tokens = workload.batch_size * workload.new_tokens
+    read = costs.prefill_at(rows=workload.batch_size, context=workload.context)
+    return min(1.0, read.target * advice.plain_tokens_per_s / (1000 * tokens))
 
 
 def _cost_records(costs: DeviceCosts, size: ModelSize, ceilings: Ceilings) -> list[dict[str, Any]]:

@@ -76,7 +76,7 @@ class AlternativeRun:
             reason = left_out(self.pair.target, scheme)
             is_late = bool(entries) and time.monotonic() > end
             if reason is None and is_late and not self._is_kept(scheme, lengths):
-                reason = "there was no time left for it: raise the budget"
+                reason = "no time left of the budget"
             if reason is not None:
                 entries.append({"scheme": scheme, "left_out": reason})
             else:

@@ -15,6 +15,7 @@ from draftsmith.commands import (
     monitor,
     moves,
     serve,
+    what_if,
 )
 
 app = typer.Typer(
@@ -38,6 +39,7 @@ for command in (
     decode.generate,
     decode.measure,
     advise.advise,
+    what_if.what_if,
     serve.serve,
     serve.export,
     moves.verify,

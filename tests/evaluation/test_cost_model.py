@@ -180,3 +180,30 @@ def test_a_tree_beside_longer_copies_is_priced_with_its_nodes_and_theirs():
     tokens = 0.75 * 1.9 + 0.25 * (1 + 2.3)
     found = speedup_of(Rounds(1.9, 2, tree), survived, costs, rows=4)
     assert found == pytest.approx(tokens * 20 / round_ms)
+
+
+def test_mean_and_variance_of_a_round_are_those_of_its_outcomes():
+    survived = Survival([0.5, 0.2], copied_share=0.25, copied=[0.8, 0.6])
+    # Of guesses 1, 2, 3 tokens with shares 0.5, 0.3, 0.2; of copies with 0.2, 0.2, 0.6.
+    shares = [0.75 * 0.5 + 0.25 * 0.2, 0.75 * 0.3 + 0.25 * 0.2, 0.75 * 0.2 + 0.25 * 0.6]
+    mean = sum(share * tokens for tokens, share in enumerate(shares, start=1))
+    second = sum(share * tokens**2 for tokens, share in enumerate(shares, start=1))
+    assert survived.tokens(2, 2) == pytest.approx((mean, second - mean**2))
+    assert survived.tokens(1, 0) == pytest.approx((1.5, 0.25))
+    assert survived.tokens(0, 0) == (1.0, 0.0)
+
+
+def evaluated_texts(taus, num_tokens):
+    prompts = [{"tau": {"0.0": tau}, "num_tokens": {"0.0": num_tokens}} for tau in taus]
+    copied = {"0.0": {"share": 0.0, "survival": []}}
+    return {"survival": {"0.0": [0.6]}, "copied": copied, "prompts": [*prompts, {"tau": {}}]}
+
+
+def test_texts_spread_as_far_as_their_rounds_do_not_explain():
+    apart = Survival.recorded(evaluated_texts([1.3, 1.6, 1.9], 10**6), 0)
+    assert apart.spread == pytest.approx(0.3 / 0.6, rel=1e-3)
+    short = Survival.recorded(evaluated_texts([1.3, 1.6, 1.9], 20), 0)
+    assert 0 < short.spread < apart.spread
+    assert Survival.recorded(evaluated_texts([1.55, 1.6, 1.65], 20), 0).spread == 0
+    assert Survival.recorded(evaluated_texts([1.3, 1.9], 10**6), 0).spread == 0
+    assert apart.copying(0).spread == apart.spread

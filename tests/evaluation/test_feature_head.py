@@ -12,7 +12,9 @@ from draftsmith.corpus.prompts import user_prompt
 from draftsmith.drafts.checkpoint import Lineage, load_draft, save_draft
 from draftsmith.evaluation.acceptance import DecodingPlan, decode, teacher_forced_alpha
 from draftsmith.evaluation.any_pair import load_any_draft, measure
+from draftsmith.evaluation.profiling import forward_costs
 from draftsmith.evaluation.record import Evaluator
+from draftsmith.evaluation.side_costs import reading_ms
 from tests.decoding.heads import fitted_head, fitted_heads
 from tests.evaluation.test_any_pair import SMALL
 from tests.evaluation.test_decoder_benchmark import SMALL as SMALL_BENCH
@@ -132,3 +134,24 @@ def test_it_is_measured_without_the_arm_that_cannot_draft_with_it(loaded, folder
     assert entry["ratios"]["speculative_vs_generate"]["mean"] > 0
     assert entry["cost"]["draft_step_ms"] > 0
     assert "adaptive_speedup" in entry["batch"][1]
+
+
+def test_timed_verifications_pay_for_what_a_head_makes_of_them(target, draft, family, monkeypatch):
+    fused = []
+    fuse = getattr(draft.model, "fuse", None)
+
+    def counted(features):
+        fused.append(tuple(features.shape[:2]))
+        return fuse(features)
+
+    monkeypatch.setattr(draft.model, "fuse", counted, raising=False)
+    forward_costs(target, draft.model, [3], batch_size=2, context=16, repeats=1)
+    # Once untimed and once timed; plain steps and the draft's own fuse nothing.
+    assert fused == ([(2, 3)] * 2 if family == "eagle" else [])
+
+
+@pytest.mark.parametrize("context", [1, 2, 40])
+def test_reading_prompts_is_timed_as_its_proposer_reads_them(target, draft, context):
+    costs = reading_ms(target, draft, rows=3, context=context)
+    assert costs.target > 0
+    assert costs.draft > 0

@@ -8,6 +8,7 @@ from draftsmith.decoding import Lengths
 from draftsmith.evaluation.cost_model import ForwardCosts, RoundCosts, Survival, predicted_speedup
 from draftsmith.evaluation.workload import (
     DeviceCosts,
+    JudgingMs,
     PrefillMs,
     Workload,
     advise,
@@ -43,9 +44,11 @@ def test_without_prefill_context_or_neighbours_it_is_the_speedup_of_the_rounds()
     costs = costs_of(0.5)
     flat = DeviceCosts(RoundCosts((1,), (0,), {(1, 0): costs.rounds.cells[1, 0]}), costs.prefill)
     for draft_length in (1, 2, 3):
-        found = expected_speedup(Workload(1, 0, 50, 0.0), Lengths(draft_length, 4), flat, survived)
+        found = expected_speedup(
+            Workload(1, 0, 10**6, 0.0), Lengths(draft_length, 4), flat, survived
+        )
         cell = flat.rounds.cells[1, 0]
-        assert found == pytest.approx(predicted_speedup(survived, draft_length, cell))
+        assert found == pytest.approx(predicted_speedup(survived, draft_length, cell), rel=1e-4)
 
 
 def test_rows_that_could_copy_draft_where_no_copies_are_wanted():
@@ -118,3 +121,38 @@ def test_break_even_is_where_gain_turns_into_loss():
 @pytest.mark.parametrize(("slope", "free"), [(0.1, 5), (1.0, 3), (5.0, 1)])
 def test_free_positions_are_many_where_a_position_costs_little(slope, free):
     assert free_positions(costs_of(slope).rounds.cells[1, 0]) == free
+
+
+def test_texts_that_differ_keep_a_batch_waiting_for_its_slowest_row():
+    costs, lengths = costs_of(0.0), Lengths(2, 0)
+
+    def speedup(rows, spread):
+        survived = Survival([0.6, 0.4], spread=spread)
+        return expected_speedup(Workload(rows, 0, 64, 0.0), lengths, costs, survived)
+
+    assert speedup(1, 0.5) == speedup(1, 0.0)
+    assert speedup(8, 0.5) < speedup(8, 0.0) < speedup(1, 0.0)
+
+
+def test_rows_that_join_later_lengthen_a_batch_with_and_without_drafts():
+    survived, cell = Survival([0.5]), ForwardCosts(10.0, 1.0, {1: 10.0, 2: 11.0})
+    rounds = RoundCosts((1,), (2000,), {(1, 2000): cell})
+    costs = DeviceCosts(rounds, {(1, 2000): PrefillMs(0.0, 0.0)})
+    # Prompts of 2,000 tokens are read in four pieces each: the second row joins 4 rounds later.
+    together = expected_ms(Workload(1, 2000, 64, 0.0), NONE, costs, survived)
+    apart = expected_ms(Workload(2, 2000, 64, 0.0), NONE, costs, survived)
+    assert (together, apart) == (640.0, 680.0)
+
+
+def test_judging_is_paid_by_position_and_at_a_temperature():
+    survived, plain = Survival([0.5, 0.2]), costs_of(0.0)
+    costs = DeviceCosts(plain.rounds, plain.prefill, JudgingMs(greedy=0.1, sampled=0.5))
+    cell = plain.rounds.at(rows=4, context=0)
+    for position_ms in (0.1, 0.5):
+        judged = round_ms(survived, Lengths(2, 0), cell, rows=4, position_ms=position_ms)
+        assert judged == pytest.approx(cell.round_ms(2) + position_ms * 4 * 3)
+    cold, warm = (
+        expected_speedup(Workload(4, 0, 64, temperature), Lengths(2, 0), costs, survived)
+        for temperature in (0.0, 0.7)
+    )
+    assert warm < cold < expected_speedup(Workload(4, 0, 64, 0.0), Lengths(2, 0), plain, survived)

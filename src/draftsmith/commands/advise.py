@@ -18,7 +18,7 @@ from draftsmith.commands.common import (
     seconds_of,
     write_json,
 )
-from draftsmith.report.terminal import advice_tables, prediction_line
+from draftsmith.report.terminal import advice_tables, alternatives_table, prediction_line
 
 if TYPE_CHECKING:
     from draftsmith.evaluation.advice import Plan
@@ -29,6 +29,7 @@ _PARTIAL = Path("build/partial/advise")
 _CORPUS = Path("data/corpus")
 _NEW_TOKENS = (16, 64, 256)
 _SHORTEST_CONTEXT = 64
+_SCHEMA = 2
 
 
 @reported
@@ -63,7 +64,7 @@ def advise(  # noqa: PLR0913  a command's options
     if as_json:
         write_json(report)
         return
-    for table in advice_tables(report):
+    for table in (*advice_tables(report), alternatives_table(report)):
         Console().print(table)
     typer.echo(f"{prediction_line(report)} All figures: {ADVICE}")
 
@@ -83,7 +84,7 @@ def _report(pair: Pair, plan: Plan, root: Path) -> dict[str, Any]:
     from draftsmith.evaluation.profiling import Grid, cost_key  # noqa: PLC0415
 
     grid = Grid(plan.batch_sizes, plan.contexts, max(plan.longest) + 1)
-    key = cost_key(pair.record.digest, pair.target.model, grid)
+    key = cost_key(pair.record.digest, pair.target.model, grid) | {"schema": _SCHEMA}
     found = advice_report(
         pair.contestants(),
         pair.survivals(),
@@ -93,7 +94,7 @@ def _report(pair: Pair, plan: Plan, root: Path) -> dict[str, Any]:
         on_phase=count_phase,
     )
     return {
-        "schema": 1,
+        "schema": _SCHEMA,
         "pair_digest": pair.record.digest,
         "device": provenance.device(),
         "provenance": provenance.collect(),

@@ -2,41 +2,43 @@
 
 Costs are measured on a grid of batch sizes and contexts, workloads are priced with them, and
 predictions are held against workloads that are really decoded. Their errors are the error bars.
+Where no draft pays, another dtype or int8 weights may: they are measured beside.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.decoding import Lengths
 from draftsmith.errors import EvidenceError
+from draftsmith.evaluation.alternatives import INT8, SCHEMES, AlternativeRun, pays_instead
 from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.benchmark import OnPhase, silent
 from draftsmith.evaluation.ceilings import Ceilings, ModelSize, bound, measure_ceilings
 from draftsmith.evaluation.cost_model import Survival
-from draftsmith.evaluation.sweep import Axes, CostSweep, Trial, TrialRun, check
-from draftsmith.evaluation.workload import (
-    Advice,
-    DeviceCosts,
-    Workload,
-    advise,
-    expected_speedup,
+from draftsmith.evaluation.sweep import Axes, CostSweep
+from draftsmith.evaluation.trials import (
+    Trial,
+    TrialRun,
+    check,
+    conversations,
+    error_bar,
+    plan_trials,
+    summary,
 )
+from draftsmith.evaluation.workload import Advice, DeviceCosts, Workload, advise
 
-_COST_SHARE = 0.5  # of the budget; the rest checks the predictions
-_WIDE_ERROR = 0.9  # share of the trials whose error is below the error bar
-_TRIED_PLACES = (0.0, 0.4, 0.8)  # between the smallest and the largest, on a logarithmic scale
-_TRIED_TOKENS = (1, 3)  # times the shortest answer
+_COST_SHARE = 0.3  # of the budget; what is left of it goes to the trials
+_ALTERNATIVE_SHARE = 0.15
+_ALTERNATIVE_TOKENS = 32
+_FALLBACK = Lengths(1, 0)  # drafted on an alternative where nothing pays on the served target
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def advice_report(
     Args:
         pair: Target and draft.
         survivals: Measured acceptance by temperature.
-        rollouts: Real conversations, of which prompts of any length are made.
+        rollouts: The target's greedy answers to real prompts, of which prompts of any length are
+            made.
         plan: What is asked for.
         folder: Where finished measurements of exactly this pair on this device are kept.
         on_phase: As the benchmark stage's.
@@ -82,29 +85,51 @@ def advice_report(
     """
     _require_measured(survivals)
     end = time.monotonic() + plan.seconds
-    target, draft = pair.target, pair.draft.model
+    target = pair.target
     axes = Axes(plan.batch_sizes, _held(plan, pair))
     cells = len(axes.rows) * len(axes.contexts)
-    sweep = CostSweep(target, draft, axes, max(plan.longest) + 1, folder)
+    sweep = CostSweep(target, pair.draft, axes, max(plan.longest) + 1, folder)
     costs = sweep.run(seconds=_COST_SHARE * plan.seconds, on_done=on_phase("costs", cells))
-    trials = _tried(
-        pair, survivals, rollouts, costs=costs, plan=plan, folder=folder, end=end, on_phase=on_phase
-    )
-    error = error_bar(trials)
-    ceilings = measure_ceilings(target.device, target.dtype)
-    size = ModelSize.of(target)
     advices = [
         advise(workload, costs, survivals[workload.temperature], longest=plan.longest)
         for workload in _workloads(costs, plan.new_tokens, list(survivals))
     ]
+    alternatives = _alternatives(pair, rollouts, advices, plan=plan, folder=folder).run(
+        _lengths(advices, axes.rows),
+        seconds=_ALTERNATIVE_SHARE * plan.seconds,
+        on_done=on_phase("alternatives", len(SCHEMES)),
+    )
+    planned = plan_trials(costs, survivals, new_tokens=plan.new_tokens[0], longest=plan.longest)
+    trials = check(
+        _trials(pair, rollouts, folder),
+        planned,
+        seconds=end - time.monotonic(),
+        on_done=on_phase("trials", len(planned)),
+    )
+    return _report(pair, costs, advices, alternatives, trials)
+
+
+def _report(
+    pair: Contestants,
+    costs: DeviceCosts,
+    advices: Sequence[Advice],
+    alternatives: Sequence[Mapping[str, Any]],
+    trials: Sequence[Trial],
+) -> dict[str, Any]:
+    error = error_bar(trials)
+    ceilings = measure_ceilings(pair.target.device, pair.target.dtype)
+    size = ModelSize.of(pair.target)
     return {
         "ceilings": asdict(ceilings),
         "target_size": asdict(size),
-        "draft_size": asdict(ModelSize.of(draft)),
+        "draft_size": asdict(ModelSize.of(pair.draft.model)),
+        "served_dtype": str(pair.target.dtype).removeprefix("torch."),
         "measured_costs": _cost_records(costs, size, ceilings),
-        "prediction": _prediction_record(trials, error),
-        "trials": [_trial_record(trial) for trial in trials],
-        "workloads": [_advice_record(advice, error) for advice in advices],
+        "judging_ms": asdict(costs.judging),
+        "alternatives": [dict(entry) for entry in alternatives],
+        "prediction": summary(trials),
+        "trials": [trial.record() for trial in trials],
+        "workloads": [_advice_record(advice, error, costs, alternatives) for advice in advices],
     }
 
 
@@ -136,84 +161,45 @@ def _workloads(
         yield Workload(*cell)
 
 
-def conversations(rollouts: Sequence[Rollout], num_tokens: int) -> Iterator[list[int]]:
-    """Prompts of `num_tokens` tokens in a circle: earlier conversations, then a question.
-
-    Args:
-        rollouts: Prompts with their answers.
-        num_tokens: Of each prompt; the newest are kept.
-    """
-    turns = list({rollout.prompt_id: rollout for rollout in rollouts}.values())
-    for last in itertools.count():
-        text: list[int] = list(turns[last % len(turns)].prompt_ids)
-        for back in itertools.count(1):
-            if len(text) >= num_tokens:
-                break
-            earlier = turns[(last - back) % len(turns)]
-            text = [*earlier.prompt_ids, *earlier.response_ids, *text]
-        yield text[-num_tokens:]
-
-
-def _tried(  # noqa: PLR0913  the parts of one report
-    pair: Contestants,
-    survivals: Mapping[float, Survival],
-    rollouts: Sequence[Rollout],
-    *,
-    costs: DeviceCosts,
-    plan: Plan,
-    folder: Path,
-    end: float,
-    on_phase: OnPhase,
-) -> list[Trial]:
-    run = TrialRun(
+def _trials(pair: Contestants, rollouts: Sequence[Rollout], folder: Path) -> TrialRun:
+    return TrialRun(
         lambda temperature, copy: replace(
             pair, temperature=temperature, lookup_length=copy, stop_ids=()
         ),
-        lambda num_tokens: conversations(rollouts, num_tokens),
+        partial(conversations, rollouts),
         folder,
     )
-    planned = list(_planned(costs, survivals, plan))
-    left = end - time.monotonic()
-    return check(run, planned, seconds=left, on_done=on_phase("trials", len(planned)))
 
 
-def _planned(
-    costs: DeviceCosts, survivals: Mapping[float, Survival], plan: Plan
-) -> Iterator[tuple[Workload, Lengths, float]]:
-    """Workloads within the measured range in a mixed order.
-
-    Their lengths are in turn those that pay best and others, so that losses are predicted too.
-    """
-    cells = itertools.product(
-        _between(costs.rounds.rows),
-        _between(costs.rounds.contexts),
-        (times * plan.new_tokens[0] for times in _TRIED_TOKENS),
-        sorted(survivals),
+def _alternatives(
+    pair: Contestants,
+    rollouts: Sequence[Rollout],
+    advices: Sequence[Advice],
+    *,
+    plan: Plan,
+    folder: Path,
+) -> AlternativeRun:
+    context = min(advice.workload.context for advice in advices)
+    return AlternativeRun(
+        replace(pair, temperature=0.0, stop_ids=()),
+        partial(conversations, rollouts, context),
+        rollouts,
+        min(_ALTERNATIVE_TOKENS, max(plan.new_tokens)),
+        folder,
     )
-    mixed = [Workload(*cell) for cell in cells]
-    random.Random(0).shuffle(mixed)
-    for index, workload in enumerate(mixed):
-        survived = survivals[workload.temperature]
-        most = min(plan.longest.draft, len(survived.draft))
-        best = advise(workload, costs, survived, longest=plan.longest).lengths
-        lengths = best if best.draft and index % 2 else Lengths(1 + index % most, best.copy)
-        yield workload, lengths, expected_speedup(workload, lengths, costs, survived)
 
 
-def _between(points: Sequence[int]) -> list[int]:
-    """Places within a measured range; most of them were not measured.
+def _lengths(advices: Sequence[Advice], rows: Sequence[int]) -> dict[int, Lengths]:
+    """Lengths to draft with on the alternatives, by the smallest and the largest batch size.
 
-    Example: 1 to 16 gives 1, 3 and 9.
+    Those that pay best behind short prompts.
     """
-    first, last = points[0], points[-1]
-    return sorted({round(first * (last / first) ** place) for place in _TRIED_PLACES})
-
-
-def error_bar(trials: Sequence[Trial]) -> float:
-    """Relative error that nine of ten trials stayed below; infinite without a trial."""
-    if not trials:
-        return math.inf
-    return float(np.quantile([abs(trial.error) for trial in trials], _WIDE_ERROR))
+    found: dict[int, Lengths] = {}
+    for size in sorted({rows[0], rows[-1]}):
+        at_size = [advice for advice in advices if advice.workload.batch_size == size]
+        first = min(at_size, key=lambda a: (a.workload.temperature, a.workload.context))
+        found[size] = first.lengths if first.lengths.draft else _FALLBACK
+    return found
 
 
 def verdict(speedup: float, error: float) -> str:
@@ -223,10 +209,19 @@ def verdict(speedup: float, error: float) -> str:
     return "about even" if speedup > 1 else "do not speculate"
 
 
-def _advice_record(advice: Advice, error: float) -> dict[str, Any]:
+def _advice_record(
+    advice: Advice, error: float, costs: DeviceCosts, alternatives: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    told, instead = verdict(advice.speedup, error), None
+    if advice.lengths.draft == 0:
+        reading = _reading_share(advice, costs)
+        instead = pays_instead(alternatives, advice.workload.batch_size, reading)
+    if instead is not None:
+        told = "quantise instead" if instead["scheme"] == INT8 else "change the dtype instead"
     return {
         **asdict(advice.workload),
-        "verdict": verdict(advice.speedup, error),
+        "verdict": told,
+        "instead": instead,
         "draft_length": advice.lengths.draft,
         "copy_length": advice.lengths.copy,
         "speedup": advice.speedup,
@@ -237,24 +232,12 @@ def _advice_record(advice: Advice, error: float) -> dict[str, Any]:
     }
 
 
-def _trial_record(trial: Trial) -> dict[str, Any]:
-    return {
-        **asdict(trial.workload),
-        "draft_length": trial.lengths.draft,
-        "copy_length": trial.lengths.copy,
-        "predicted": trial.predicted,
-        "measured": trial.measured,
-    }
-
-
-def _prediction_record(trials: Sequence[Trial], error: float) -> dict[str, Any]:
-    errors = [abs(trial.error) for trial in trials]
-    return {
-        "num_trials": len(trials),
-        "median_error": float(np.median(errors)) if errors else None,
-        "error_bar": error if errors else None,
-        "sign_errors": sum(trial.has_sign_error for trial in trials),
-    }
+def _reading_share(advice: Advice, costs: DeviceCosts) -> float:
+    """Share of a workload's time without speculation that goes into reading its prompts."""
+    workload = advice.workload
+    tokens = workload.batch_size * workload.new_tokens
+    read = costs.prefill_at(rows=workload.batch_size, context=workload.context)
+    return min(1.0, read.target * advice.plain_tokens_per_s / (1000 * tokens))
 
 
 def _cost_records(costs: DeviceCosts, size: ModelSize, ceilings: Ceilings) -> list[dict[str, Any]]:

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draftsmith.decoding import Tree
 from draftsmith.errors import EvidenceError
 
 LEAST_GAIN = 1.02  # what another choice of lengths must promise more; estimates are no better
+_FEWEST_TEXTS = 3  # that say how far texts differ
 
 
 @dataclass(frozen=True)
@@ -111,16 +114,29 @@ class Survival:
         draft: Survival by position of the rounds that the draft guessed.
         copied_share: Share of the rounds that were copied from the text.
         copied: Survival by position of those rounds.
+        spread: How far texts differ: the standard deviation of their accepted tokens a round, as a
+            share of the mean.
     """
 
     draft: Sequence[float]
     copied_share: float = 0.0
     copied: Sequence[float] = ()
+    spread: float = 0.0
 
     def copying(self, length: int) -> Survival:
         """The same with copies of at most `length` tokens; with 0 the draft guesses everywhere."""
         share = self.copied_share if length else 0.0
-        return Survival(self.draft, share, self.copied[:length])
+        return Survival(self.draft, share, self.copied[:length], self.spread)
+
+    def tokens(self, draft: int, copy: int) -> tuple[float, float]:
+        """Mean and variance of the tokens of a round at these lengths."""
+        share = self.copied_share if copy else 0.0
+        first = second = 0.0
+        for weight, survived in ((1 - share, self.draft[:draft]), (share, self.copied[:copy])):
+            first += weight * sum(survived)
+            # E[n^2] is the sum of (2k - 1) P(n >= k).
+            second += weight * sum((2 * place + 1) * s for place, s in enumerate(survived))
+        return 1.0 + first, max(0.0, second - first**2)
 
     @classmethod
     def recorded(cls, evaluated: Mapping[str, Any], temperature: float) -> Survival:
@@ -131,7 +147,24 @@ class Survival:
         """
         key = str(float(temperature))
         copied = evaluated["copied"][key]
-        return cls(evaluated["survival"][key], copied["share"], copied["survival"])
+        found = cls(evaluated["survival"][key], copied["share"], copied["survival"])
+        return replace(found, spread=_spread(evaluated.get("prompts", ()), key, found))
+
+
+def _spread(prompts: Iterable[Mapping[str, Any]], key: str, survived: Survival) -> float:
+    """How far texts differ, without the noise of the rounds that each was seen in."""
+    seen = [
+        (float(prompt["tau"][key]) - 1, prompt["num_tokens"][key] / prompt["tau"][key])
+        for prompt in prompts
+        if key in prompt.get("tau", ()) and prompt["num_tokens"].get(key)
+    ]
+    mean = sum(accepted for accepted, _ in seen) / len(seen) if seen else 0.0
+    if len(seen) < _FEWEST_TEXTS or mean == 0:
+        return 0.0
+    _, within = survived.tokens(len(survived.draft), len(survived.copied))
+    noise = sum(within / rounds for _, rounds in seen) / len(seen)
+    between = statistics.variance(accepted for accepted, _ in seen) - noise
+    return math.sqrt(max(0.0, between)) / mean
 
 
 def survival(conditional: Sequence[float]) -> list[float]:

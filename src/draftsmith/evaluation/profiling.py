@@ -16,11 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith import provenance
 from draftsmith.artifacts import digest_json, read_json, short, write_json
+from draftsmith.decoding.features import FeatureReader
 from draftsmith.decoding.slot_model import SlotModel
+from draftsmith.drafts.eagle import EagleHead
 from draftsmith.errors import ArtifactError
 from draftsmith.evaluation.cost_model import ForwardCosts, RoundCosts
 from draftsmith.evaluation.timing import median_ms
@@ -77,6 +80,9 @@ def forward_costs(
 ) -> ForwardCosts:
     """Times of the target over `widths` positions and of the draft over one, taken in turn.
 
+    Where the draft is a head, a verification of several positions hands it their features, fused,
+    as it does in a round; a plain step does not.
+
     Args:
         target: Live target; as a `SlotModel` where its steps are compiled or captured.
         draft: Live draft, likewise.
@@ -90,17 +96,38 @@ def forward_costs(
     for model in models:
         _fill(model, rows=batch_size, context=context, slots=context + max(widths))
     rows = torch.arange(batch_size, device=target.device)[:, None] * 0
+    head = models[1].model
+    reader = _Fusing(head) if isinstance(head, EagleHead) else None
 
-    def step(model: SlotModel, width: int) -> None:
+    def step(model: SlotModel, width: int, reader: FeatureReader | None = None) -> None:
         places = rows + context + torch.arange(width, device=target.device)
+        model.reader = reader
         model.forward(places % 100, places, span=context + width)
+        model.reader = None
 
     measured = sorted({1, *widths})
-    actions = {f"target-{width}": partial(step, models[0], width) for width in measured}
+    actions = {
+        f"target-{width}": partial(step, models[0], width, reader if width > 1 else None)
+        for width in measured
+    }
     times = median_ms({"draft": partial(step, models[1], 1), **actions}, repeats)
     verify = {width: times[f"target-{width}"] for width in measured}
     at_once = bool(getattr(models[1].model, "drafts_at_once", False))
     return ForwardCosts(verify[1], times["draft"], verify, at_once)
+
+
+class _Fusing:
+    """Fuses features as a head's proposer does, and keeps none."""
+
+    def __init__(self, head: EagleHead) -> None:
+        self._head = head
+        self.feature_layers = head.feature_layers
+
+    def read(self, features: Tensor, positions: Tensor, *, first_row: int) -> None:  # noqa: ARG002
+        self._head.fuse(features)
+
+    def move_slots(self, rows: Tensor, sources: Tensor, destinations: Tensor) -> None:
+        """Nothing is kept."""
 
 
 def _fill(model: SlotModel, *, rows: int, context: int, slots: int) -> None:

@@ -1,27 +1,22 @@
-"""The costs of a pair by batch and context, and predictions held against real decoding.
+"""The costs of a pair by batch and context, measured within a budget.
 
-Works within a budget of seconds, the cells that tell most first, and keeps each on disk, so that a
-run that was stopped goes on where it was. What decodes, and on which prompts, is handed in.
+The cells that tell most come first, and each is kept on disk, so that a run that was stopped goes
+on where it was.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from draftsmith.artifacts import read_json, write_json
-from draftsmith.decoding import Lengths
-from draftsmith.decoding.slot_model import SlotModel
-from draftsmith.evaluation.arms import Contestants
+from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.evaluation.cost_model import RoundCosts
 from draftsmith.evaluation.profiling import (
     costs_from_json,
@@ -29,12 +24,10 @@ from draftsmith.evaluation.profiling import (
     interpolated,
     measured_widths,
 )
-from draftsmith.evaluation.timing import Arm, interleave, median_ms, speed_ratio
-from draftsmith.evaluation.workload import DeviceCosts, PrefillMs, Workload
+from draftsmith.evaluation.side_costs import judging_ms, reading_ms
+from draftsmith.evaluation.workload import DeviceCosts, JudgingMs, PrefillMs
 
-_LOG = logging.getLogger(__name__)
 _REPEATS = 5
-_CLEAR = 0.1  # a speedup this far from 1 is a gain or a loss
 
 OnDone = Callable[[int], None]
 
@@ -68,14 +61,14 @@ class CostSweep:
 
     Attributes:
         target: Live target.
-        draft: Live draft.
+        draft: Joined to it.
         axes: Where.
         max_width: Most positions of a verification.
         folder: Where finished cells are kept.
     """
 
     target: PreTrainedModel
-    draft: PreTrainedModel
+    draft: LoadedDraft
     axes: Axes
     max_width: int
     folder: Path
@@ -105,27 +98,22 @@ class CostSweep:
         if not path.exists():
             rounds = forward_costs(
                 self.target,
-                self.draft,
+                self.draft.model,
                 measured_widths(self.max_width),
                 batch_size=rows,
                 context=context,
                 repeats=_REPEATS,
             )
-            prefill = self._prefill(rows, context)
+            prefill = reading_ms(self.target, self.draft, rows=rows, context=context)
             write_json(path, {"rounds": asdict(rounds), "prefill": asdict(prefill)})
         return read_json(path)
 
-    @torch.inference_mode()
-    def _prefill(self, rows: int, context: int) -> PrefillMs:
-        places = torch.arange(context, device=self.target.device).expand(rows, context)
-        actions: dict[str, Callable[[], object]] = {}
-        for name, model in (("target", self.target), ("draft", self.draft)):
-            slots = SlotModel(model)
-            slots.reserve(rows=rows, slots=context)
-            tokens = places % 100
-            actions[name] = partial(slots.forward, tokens, places, span=context, keep=0)
-        times = median_ms(actions, repeats=1)
-        return PrefillMs(times["target"], times["draft"])
+    def _judging(self) -> JudgingMs:
+        path = self.folder / "judging.json"
+        if not path.exists():
+            middle = self.axes.rows[len(self.axes.rows) // 2]
+            write_json(path, asdict(judging_ms(self.target, rows=middle)))
+        return JudgingMs(**read_json(path))
 
     def _costs(
         self,
@@ -138,101 +126,4 @@ class CostSweep:
             for cell in cells
         }
         prefill = {cell: PrefillMs(**held[cell]["prefill"]) for cell in cells}
-        return DeviceCosts(RoundCosts(*grid, rounds), prefill)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A workload that was really decoded, with and without speculation.
-
-    Attributes:
-        workload: Which.
-        lengths: Draft and copy lengths.
-        predicted: Speedup that was expected.
-        measured: Speedup that was seen.
-    """
-
-    workload: Workload
-    lengths: Lengths
-    predicted: float
-    measured: float
-
-    @property
-    def error(self) -> float:
-        """Relative, signed."""
-        return self.predicted / self.measured - 1
-
-    @property
-    def has_sign_error(self) -> bool:
-        """Whether a clear gain was taken for a loss, or a clear loss for a gain."""
-        return abs(self.measured - 1) > _CLEAR and (self.predicted - 1) * (self.measured - 1) < 0
-
-
-@dataclass(frozen=True)
-class TrialRun:
-    """Decodes workloads.
-
-    Attributes:
-        contestants: The pair at a temperature and copy length. Nothing may stop its answers, so
-            that they are as long as asked.
-        prompts: Called with a number of tokens: real texts of about that length, in a circle.
-        folder: Where finished trials are kept.
-        repeats: Times that both ways are timed, in turn.
-    """
-
-    contestants: Callable[[float, int], Contestants]
-    prompts: Callable[[int], Iterator[list[int]]]
-    folder: Path
-    repeats: int = 2
-
-    def run(self, workload: Workload, lengths: Lengths, *, predicted: float) -> Trial:
-        """Decode it, unless it was decoded before."""
-        name = "-".join(str(part) for part in (*asdict(workload).values(), *lengths))
-        path = self.folder / f"trial-{name}.json"
-        if not path.exists():
-            write_json(path, {"measured": self._measure(workload, lengths)})
-        return Trial(workload, lengths, predicted, float(read_json(path)["measured"]))
-
-    def _measure(self, workload: Workload, lengths: Lengths) -> float:
-        contestants = self.contestants(workload.temperature, lengths.copy)
-        size, tokens = workload.batch_size, workload.new_tokens
-        arms: dict[str, Arm] = {
-            "plain": contestants.engine(0, max_new_tokens=tokens, batch_size=size),
-            "speculative": contestants.engine(
-                lengths.draft, max_new_tokens=tokens, batch_size=size
-            ),
-        }
-        circle = self.prompts(workload.context)
-        groups = [list(itertools.islice(circle, size)) for _ in range(self.repeats)]
-        timings = interleave(arms, groups)
-        return speed_ratio(timings["speculative"], timings["plain"], seed=0).mean
-
-
-def check(
-    trials: TrialRun,
-    planned: Sequence[tuple[Workload, Lengths, float]],
-    *,
-    seconds: float,
-    on_done: OnDone = lambda _done: None,
-) -> list[Trial]:
-    """Decode workloads until the time is over; the first is always decoded.
-
-    Args:
-        trials: Decodes them.
-        planned: Workload, lengths and expected speedup, most telling first.
-        seconds: Budget; no trial is begun that would last longer than what is left if it took as
-            long as the last one.
-        on_done: Called with 1 after each.
-    """
-    end = time.monotonic() + seconds
-    done: list[Trial] = []
-    last_s = 0.0
-    for workload, lengths, predicted in planned:
-        start = time.monotonic()
-        if done and start + last_s > end:
-            _LOG.info("event=budget_used trials=%d planned=%d", len(done), len(planned))
-            break
-        done.append(trials.run(workload, lengths, predicted=predicted))
-        last_s = time.monotonic() - start
-        on_done(1)
-    return done
+        return DeviceCosts(RoundCosts(*grid, rounds), prefill, self._judging())

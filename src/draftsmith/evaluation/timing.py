@@ -61,6 +61,11 @@ class Timings:
         return statistics.median(t / s for t, s in zip(self.tokens, self.seconds, strict=True))
 
     @property
+    def start(self) -> Timings:
+        """The part before decoding."""
+        return Timings(self.start_seconds, self.start_tokens)
+
+    @property
     def decoding(self) -> Timings:
         """The part behind the start."""
         return Timings(

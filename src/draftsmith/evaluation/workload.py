@@ -1,7 +1,7 @@
 """Whether speculation pays for a workload: batch, context, length of answers, temperature.
 
-Prefill, rounds and the growing context are priced with measured forwards; acceptance is the one
-that was measured. Pure arithmetic.
+Prefill, rounds and the growing context are priced with measured forwards, over the course that a
+batch takes through the engine; acceptance is the one that was measured. Pure arithmetic.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 from draftsmith.decoding import Lengths
 from draftsmith.evaluation.cost_model import ForwardCosts, RoundCosts, Survival, grid_shares
+from draftsmith.evaluation.course import Reading, RoundLaw, course
 
-_SIMPSON = ((0.0, 1 / 6), (0.5, 4 / 6), (1.0, 1 / 6))  # places of a span and their weights
-_BISECTIONS = 40
+_BISECTIONS = 20
 _LEAST_GAIN = 1.02  # less is within the noise of any service
+_NONE = Lengths(0, 0)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests that are decoded together.
+    """Requests that arrive and are decoded together.
 
     Attributes:
         batch_size: Rows in flight.
@@ -44,16 +45,30 @@ class PrefillMs:
 
 
 @dataclass(frozen=True)
+class JudgingMs:
+    """What follows the target's forward, milliseconds a position: greedy, and at a temperature."""
+
+    greedy: float = 0.0
+    sampled: float = 0.0
+
+    def at(self, temperature: float) -> float:
+        """Of a position at a temperature."""
+        return self.sampled if temperature > 0 else self.greedy
+
+
+@dataclass(frozen=True)
 class DeviceCosts:
     """What was measured of a pair on a device.
 
     Attributes:
         rounds: Forwards of rounds.
         prefill: By the same (rows, context).
+        judging: Of the positions of a round.
     """
 
     rounds: RoundCosts
     prefill: Mapping[tuple[int, int], PrefillMs]
+    judging: JudgingMs = JudgingMs()
 
     def prefill_at(self, *, rows: int, context: int) -> PrefillMs:
         """Interpolated between the measured cells; in proportion to the tokens beyond them."""
@@ -102,19 +117,36 @@ class Advice:
 
 def tokens_a_round(survived: Survival, lengths: Lengths) -> float:
     """Expected tokens of a row's round; a row that could copy drafts where no copies are wanted."""
-    share = survived.copied_share if lengths.copy else 0.0
-    drafted = sum(survived.draft[: lengths.draft])
-    return 1.0 + (1 - share) * drafted + share * sum(survived.copied[: lengths.copy])
+    return survived.tokens(*lengths)[0]
 
 
-def round_ms(survived: Survival, lengths: Lengths, costs: ForwardCosts, *, rows: int) -> float:
-    """Expected time of a batch's round: all rows draft, all copy, or some do either."""
+def round_ms(
+    survived: Survival,
+    lengths: Lengths,
+    costs: ForwardCosts,
+    *,
+    rows: int,
+    position_ms: float = 0.0,
+) -> float:
+    """Expected time of a batch's round: all rows draft, all copy, or some do either.
+
+    Args:
+        survived: Says how many rows copy.
+        lengths: Draft and copy lengths.
+        costs: Of a batch of so many rows.
+        rows: Requests in flight.
+        position_ms: Judging one position of one row.
+    """
+
+    def of(draft: int, copy: int) -> float:
+        return costs.round_ms(draft, copy) + position_ms * rows * (max(draft, copy) + 1)
+
     share = survived.copied_share if lengths.copy else 0.0
     all_draft, all_copy = (1 - share) ** rows, share**rows
     return (
-        all_draft * costs.round_ms(lengths.draft)
-        + all_copy * costs.round_ms(0, lengths.copy)
-        + (1 - all_draft - all_copy) * costs.round_ms(lengths.draft, lengths.copy)
+        all_draft * of(lengths.draft, 0)
+        + all_copy * of(0, lengths.copy)
+        + (1 - all_draft - all_copy) * of(lengths.draft, lengths.copy)
     )
 
 
@@ -123,29 +155,36 @@ def expected_ms(
 ) -> float:
     """Time from the prompts to the last token of every row.
 
-    The cost of a round is taken at the beginning, in the middle and at the end of the answer.
+    The cost of a round is that of the rows in flight, at the middle of their answers.
     """
-    rows, context = workload.batch_size, workload.context
+    rows, context, new_tokens = workload.batch_size, workload.context, workload.new_tokens
     prefill = costs.prefill_at(rows=rows, context=context)
-    start = prefill.target + (prefill.draft if lengths.draft else 0.0)
-    a_round = sum(
-        weight
-        * round_ms(
+    joined = Reading.of(rows, context).joining_steps(rows)
+    taken = _round_law(survived, lengths).rounds(new_tokens, rows)
+    total = prefill.target + (prefill.draft if lengths.draft else 0.0)
+    for stretch in course(joined, taken):
+        place = round(context + stretch.progress * new_tokens)
+        total += stretch.rounds * round_ms(
             survived,
             lengths,
-            costs.rounds.at(rows=rows, context=round(context + place * workload.new_tokens)),
-            rows=rows,
+            costs.rounds.at(rows=stretch.rows, context=place),
+            rows=stretch.rows,
+            position_ms=costs.judging.at(workload.temperature),
         )
-        for place, weight in _SIMPSON
-    )
-    return start + a_round * workload.new_tokens / tokens_a_round(survived, lengths)
+    return total
+
+
+def _round_law(survived: Survival, lengths: Lengths) -> RoundLaw:
+    mean, variance = survived.tokens(*lengths)
+    most = 1 + max(lengths.draft, lengths.copy if survived.copied_share else 0)
+    return RoundLaw(mean, variance, most, survived.spread)
 
 
 def expected_speedup(
     workload: Workload, lengths: Lengths, costs: DeviceCosts, survived: Survival
 ) -> float:
     """Over decoding without speculation."""
-    plain = expected_ms(workload, Lengths(0, 0), costs, survived)
+    plain = expected_ms(workload, _NONE, costs, survived)
     return plain / expected_ms(workload, lengths, costs, survived)
 
 
@@ -156,16 +195,15 @@ def advise(
     limit = Lengths(
         min(longest.draft, len(survived.draft)), min(longest.copy, len(survived.copied))
     )
-    none = Lengths(0, 0)
     choices = itertools.product(range(1, limit.draft + 1), range(limit.copy + 1))
     times = {
         lengths: expected_ms(workload, lengths, costs, survived)
-        for lengths in (none, *itertools.starmap(Lengths, choices))
+        for lengths in (_NONE, *itertools.starmap(Lengths, choices))
     }
-    plain = times[none]
+    plain = times[_NONE]
     best = min(times, key=times.__getitem__)
     if plain < times[best] * _LEAST_GAIN:
-        best = none
+        best = _NONE
     tokens = workload.batch_size * workload.new_tokens
     middle = workload.context + workload.new_tokens // 2
     return Advice(
@@ -184,18 +222,21 @@ def break_even_alpha(workload: Workload, costs: DeviceCosts, *, longest: int) ->
 
     Source: Leviathan et al. 2023, equation 1 and theorem 3.8, solved for alpha by bisection.
     """
+    plain = expected_ms(workload, _NONE, costs, Survival([]))
     rates = [
         rate
         for length in range(1, longest + 1)
-        if (rate := _least_rate(workload, costs, length)) is not None
+        if (rate := _least_rate(workload, costs, length, plain)) is not None
     ]
     return min(rates, default=None)
 
 
-def _least_rate(workload: Workload, costs: DeviceCosts, length: int) -> float | None:
+def _least_rate(
+    workload: Workload, costs: DeviceCosts, length: int, plain_ms: float
+) -> float | None:
     def pays(alpha: float) -> bool:
         survived = Survival([alpha**place for place in range(1, length + 1)])
-        return expected_speedup(workload, Lengths(length, 0), costs, survived) >= 1.0
+        return expected_ms(workload, Lengths(length, 0), costs, survived) <= plain_ms
 
     if not pays(1.0):
         return None

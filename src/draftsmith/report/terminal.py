@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from draftsmith.artifacts import short
-from draftsmith.report.tables import draft_lengths, reasons
+from draftsmith.report.tables import MISSING, draft_lengths, interval, number, percent, reasons
 
 
 def measured_table(result: Mapping[str, Any]) -> Table:
@@ -55,10 +55,32 @@ def advice_tables(report: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def _advised(entry: Mapping[str, Any]) -> str:
+    if entry["instead"] is not None:
+        return f"{entry['instead']['scheme']} {entry['instead']['ratio']['mean']:.2f}"
     if entry["draft_length"] == 0:
         return "do not"
     doubt = "" if entry["verdict"] == "speculate" else "?"
     return f"{entry['speedup']:.2f} at {entry['draft_length']}{doubt}"
+
+
+def alternatives_table(report: Mapping[str, Any]) -> Table:
+    """Other dtypes and int8 weights against the served target without drafts."""
+    title = f"against the target in {report['served_dtype']} without drafts"
+    table = Table(title=title, box=None)
+    for name in ("target in", "batch", "alone", "with drafts", "greedy tokens the same"):
+        table.add_column(name, justify="right")
+    for entry in report["alternatives"]:
+        if "left_out" in entry:
+            table.add_row(entry["scheme"], MISSING, f"left out: {entry['left_out']}")
+            continue
+        table.add_row(
+            entry["scheme"],
+            str(entry["batch_size"]),
+            "served" if entry["keeps_the_targets_law"] else interval(entry["ratio"], 2),
+            interval(entry["ratio_with_drafts"], 2),
+            percent(entry["same_greedy_tokens"]),
+        )
+    return table
 
 
 def prediction_line(report: Mapping[str, Any]) -> str:
@@ -70,7 +92,8 @@ def prediction_line(report: Mapping[str, Any]) -> str:
         f"Predictions against {checked['num_trials']} workloads that were decoded: half are within "
         f"{checked['median_error']:.0%}, nine of ten within {checked['error_bar']:.0%}; a gain was "
         f"taken for a loss, or a loss for a gain, {checked['sign_errors']} times. A question mark: "
-        "the gain is within that error."
+        "the gain is within that error. The name of a dtype: no draft pays, and decoding in it is "
+        "so much faster, but as another target."
     )
 
 
@@ -97,3 +120,28 @@ def decision_line(decision: Mapping[str, Any] | None) -> str:
         return "none yet"
     told = "; ".join(reasons(decision))
     return f"{decision['verdict']} version {decision['version']}" + (f": {told}" if told else "")
+
+
+def what_if_table(found: Mapping[str, Any]) -> Table:
+    """What `draftsmith what-if` found: how drafts aged, and a new draft against the old one."""
+    table = Table("", "new draft", "old draft", box=None)
+    rows = {
+        "alpha on the new target": ("alpha", 3),
+        "speedup": ("speedup", 2),
+        "device-hours a day": ("device_hours_per_day", 2),
+    }
+    for name, (key, digits) in rows.items():
+        table.add_row(name, *(number(value, digits) for value in found[key]))
+    for entry in found["alpha_by_updates"]:
+        age, name = entry["updates"], f"alpha after {entry['updates']} updates, seen"
+        cells = (number(entry["alpha"]), "") if age == 0 else ("", number(entry["alpha"]))
+        table.add_row(name, *cells)
+    return table
+
+
+def what_if_line(found: Mapping[str, Any]) -> str:
+    """Whether the new draft pays."""
+    costs = f"Distilling costs {found['cost']:.2f} and saves {found['saved_per_day']:.2f} a day"
+    if found["break_even_days"] is None:
+        return f"{costs}: it never pays for itself."
+    return f"{costs}: it has paid for itself after {found['break_even_days']:.1f} days."

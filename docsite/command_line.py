@@ -35,4 +35,5 @@ def _section(name: str, command: TyperCommand) -> str:
     records = [parameter.get_help_record(context) for parameter in command.params]
     rows = [(code(record[0]), plain(record[1])) for record in records if record is not None]
     told = "\n\n".join(plain(paragraph) for paragraph in (command.help or "").split("\n\n"))
-    return f"## {name}\n\n{told}\n\n```text\n{usage}\n```\n\n{table(('parameter', ''), rows)}"
+    options = table(("parameter", "meaning"), rows)
+    return f"## {name}\n\n{told}\n\n```text\n{usage}\n```\n\n{options}"

@@ -41,7 +41,7 @@ def request(model: type[BaseModel]) -> str:
         )
         for name, field in schema["properties"].items()
     ]
-    return table(("field", "form", "default", ""), rows)
+    return table(("field", "form", "default", "meaning"), rows)
 
 
 def _form(field: Mapping[str, Any]) -> str:

@@ -9,6 +9,8 @@ UI_PORT ?= 5000
 VLLM_VERSION := 0.32.0
 VLLM_VENV := build/vllm-venv
 VLLM_READY := $(VLLM_VENV)/.ready-$(VLLM_VERSION)
+DOCS_VENV := build/docs-venv
+DOCS_READY := $(DOCS_VENV)/.ready
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -22,7 +24,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Packages are compiled when they are first imported; unkept, every stage would do that again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup repro test bench vllm-check scenarios ui clean
+.PHONY: help setup repro test bench vllm-check scenarios docs docs-serve ui clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,10 +67,22 @@ $(VLLM_READY):
 scenarios: setup ## tell the life of a pair on real SmolLM2 checkpoints (about an hour on two cores)
 	$(BIN)/python -m pytest tests/end_to_end/test_lifecycle.py --world=smollm2 --timeout=3000 --exitfirst --durations=0
 
+docs: setup $(DOCS_READY) ## build the documentation as a site, build/site/index.html
+	$(BIN)/python -m docsite
+	$(DOCS_VENV)/bin/zensical build --clean --strict
+
+docs-serve: docs ## show that site on this machine, with search
+	$(DOCS_VENV)/bin/zensical serve
+
+$(DOCS_READY): docs/requirements.lock
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --disable-pip-version-check -r docs/requirements.lock
+	touch $@
+
 ui: setup ## open the registry in MLflow's web page, on this machine only
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $(UI_PORT) \
 		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"
 
 clean: ## remove caches and partial work; models, reports and the registry stay
-	rm -rf build/partial .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
-	find src pipeline tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf build/partial build/site build/site-source .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find src pipeline docsite tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 from dvc.utils.hydra import apply_overrides
-from typer.testing import CliRunner
 
 from draftsmith.cli import app
 from draftsmith.config import compose
 from pipeline.compose import SCHEMA
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXT = "\n".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
 
 
-def _blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
-
-
-def test_the_configuration_that_the_readme_shows_composes(tmp_path: Path):
-    (shown,) = (block for block in _blocks("yaml") if "params.yaml" in block)
-    params = yaml.safe_load(shown) | {"recipes": ["student"]}
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
-    config = compose(tmp_path / "params.yaml", ROOT / "conf", schema=SCHEMA)
-    assert config["registry"]["name"] == params["override"]["registry"]["name"]
-    assert config["corpus"]["sources"][0]["kind"] == "jsonl"
-
-
-OVERRIDES = sorted(
-    {
-        override
+def _blocks(language: str) -> list[tuple[str, str]]:
+    """Blocks of a language, each with the name of its document."""
+    return [
+        (document.name, block)
         for document in DOCUMENTS
-        for override in re.findall(r"-S '([^']+)'", document.read_text(encoding="utf-8"))
-    }
-)
+        for block in re.findall(
+            rf"```{language}\n(.*?)```", document.read_text(encoding="utf-8"), flags=re.DOTALL
+        )
+    ]
+
+
+PARAMETERS = [shown for shown in _blocks("yaml") if shown[1].startswith("# params.yaml\n")]
+
+
+@pytest.mark.parametrize(("document", "shown"), PARAMETERS, ids=[name for name, _ in PARAMETERS])
+def test_parameters_that_the_documents_show_compose(tmp_path: Path, document: str, shown: str):
+    rest = {"groups": "{target: smollm2}", "recipes": "[student]"}
+    lines = [f"{key}: {value}\n" for key, value in rest.items() if f"{key}:" not in shown]
+    (tmp_path / "params.yaml").write_text(shown + "".join(lines), encoding="utf-8")
+    config = compose(tmp_path / "params.yaml", ROOT / "conf", schema=SCHEMA)
+    for section, keys in yaml.safe_load(shown)["override"].items():
+        assert set(keys) <= set(config[section]), document
+
+
+def test_the_readme_shows_prompts_of_ones_own():
+    (shown,) = [block for document, block in PARAMETERS if document == "README.md"]
+    assert yaml.safe_load(shown)["override"]["corpus"]["sources"][0]["kind"] == "jsonl"
+
+
+OVERRIDES = sorted(set(re.findall(r"-S '([^']+)'", TEXT)))
 
 
 @pytest.mark.parametrize("override", OVERRIDES)
@@ -63,23 +75,36 @@ def test_every_profile_composes_with_the_committed_parameters(tmp_path: Path, pr
     assert config["drift"]["temperature"] in config["evaluation"]["temperatures"]
 
 
-def test_every_make_target_that_the_readme_names_exists():
+def test_every_make_target_that_the_documents_name_exists():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    named = set(re.findall(r"\bmake ([a-z]+)\b", README))
-    assert named >= {"repro", "test"}
-    assert all(re.search(rf"^{name}:", makefile, flags=re.MULTILINE) for name in named)
+    made = set(re.findall(r"^([a-z-]+):.* ## ", makefile, flags=re.MULTILINE))
+    named = set(re.findall(r"(?:`|^)make ([a-z-]+)", TEXT, flags=re.MULTILINE))
+    assert {"repro", "test"} <= named <= made
 
 
-def test_every_command_that_the_readme_shows_exists():
-    shown = {
-        line.split()[1]
-        for block in _blocks("bash")
-        for line in block.splitlines()
-        if line.startswith("draftsmith ")
-    }
-    assert shown
-    for command in shown:
-        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0, command
+def test_every_module_and_script_that_the_documents_run_exists():
+    modules = set(re.findall(r"python -m ([\w.]+)", TEXT))
+    scripts = set(re.findall(r"python ([\w/]+\.py)", TEXT))
+    assert modules
+    assert [name for name in modules if importlib.util.find_spec(name) is None] == []
+    assert [name for name in scripts if not (ROOT / name).is_file()] == []
+
+
+COMMANDS = [
+    (document, line)
+    for document, block in _blocks("bash")
+    for line in block.splitlines()
+    if line.startswith("draftsmith ")
+]
+
+
+@pytest.mark.parametrize(("document", "line"), COMMANDS)
+def test_every_command_that_the_documents_show_exists_with_its_options(document: str, line: str):
+    command, words = typer.main.get_command(app), shlex.split(line, comments=True)[1:]
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    known = {name for option in command.params for name in [*option.opts, *option.secondary_opts]}
+    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, document
 
 
 def _anchors(document: Path) -> set[str]:

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("src", "pipeline", "conf", "docs", "tests", ".ci")
+FOLDERS = ("src", "pipeline", "docsite", "conf", "docs", "tests", ".ci")
 FILES = (
     "models/README.md",
     "README.md",
     "Makefile",
     "pyproject.toml",
     "params.yaml",
+    "zensical.toml",
     "dvc.yaml",
     ".gitignore",
 )
@@ -34,7 +35,8 @@ def texts() -> list[Path]:
 
 
 def modules() -> list[Path]:
-    return sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "pipeline").rglob("*.py")])
+    folders = ("src", "pipeline", "docsite")
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
 def relative(path: Path) -> str:

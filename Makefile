@@ -66,6 +66,9 @@ scenarios: setup ## tell the life of a pair on real SmolLM2 checkpoints (about a
 	$(BIN)/python -m pytest tests/end_to_end/test_lifecycle.py --world=smollm2 --timeout=3000 --exitfirst --durations=0
 
 ui: setup ## open the registry in MLflow's web page, on this machine only
+	@case "$${MLFLOW_TRACKING_URI:-}" in http*) \
+		echo "The registry is a server: open the address in MLFLOW_TRACKING_URI in a browser." >&2; exit 1;; \
+	esac
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $(UI_PORT) \
 		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"
 

@@ -80,6 +80,9 @@ $(DOCS_READY): docs/requirements.lock
 	touch $@
 
 ui: setup ## open the registry in MLflow's web page, on this machine only
+	@case "$${MLFLOW_TRACKING_URI:-}" in http*) \
+		echo "The registry is a server: open the address in MLFLOW_TRACKING_URI in a browser." >&2; exit 1;; \
+	esac
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $(UI_PORT) \
 		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"
 

@@ -29,6 +29,7 @@ app = typer.Typer(
 @app.callback()
 def _entry() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # the error tells the last retry
 
 
 for command in (

@@ -26,10 +26,10 @@ def run_stage(stage: Callable[[], int | None]) -> None:
         "httpx",
         "filelock",
         "fsspec",
-        "urllib3",
         "mlflow.store",
     ):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # the error tells the last retry
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         status = stage()

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,15 @@ class Project:
         root: Its folder.
         world: Target, updates and budgets.
         shims: Folder of a `python` that starts at once; used as soon as its server listens.
+        variables: Set for its commands, as a user would.
+        said: What its commands wrote.
     """
 
     root: Path
     world: World
     shims: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
 
     @property
     def address(self) -> Path:
@@ -60,7 +64,7 @@ class Project:
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command of the environment in the project."""
-        return subprocess.run(
+        done = subprocess.run(
             command,
             cwd=self.root,
             env=self.environment,
@@ -69,6 +73,8 @@ class Project:
             check=False,
             timeout=self.world.timeout_s,
         )
+        self.said.append(done.stdout + done.stderr)
+        return done
 
     @property
     def environment(self) -> dict[str, str]:
@@ -84,6 +90,7 @@ class Project:
             "PYTHONPATH": str(self.root / "src"),
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "DVC_NO_ANALYTICS": "true",
+            **self.variables,
         }
 
     def repro(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -94,9 +101,13 @@ class Project:
         """A JSON file, by its path below the project."""
         return dict(json.loads((self.root / name).read_text(encoding="utf-8")))
 
+    def draftsmith(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`draftsmith ...`."""
+        return self.run("python", "-m", "draftsmith.cli", *arguments)
+
     def cli(self, *arguments: str) -> Any:
         """The JSON that `draftsmith ... --json` prints."""
-        done = self.run("python", "-m", "draftsmith.cli", *arguments, "--json")
+        done = self.draftsmith(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from draftsmith.artifacts import write_json, write_text
+from draftsmith.artifacts import read_json, write_json, write_text
 from draftsmith.cli import app
 from draftsmith.errors import EvidenceError
 from draftsmith.registry.evidence_files import EVIDENCE, benchmark_for_gate, imported
@@ -66,6 +67,14 @@ def test_imported_evidence_is_in_the_registry_in_the_project_and_before_the_gate
     assert judged["recipes"]["best"]["pair_digest"] == RECORD.digest
     assert judged["imported_from"] == done["file"]
     assert benchmark_for_gate(reports, device="cpu", root=project) is local
+
+
+def test_imported_evidence_comes_with_its_pair(project, store, tmp_path):
+    done = bring(project)
+    for _ in range(2):
+        folder = store.fetch(store.resolve("2").pair, tmp_path / "fetched") / "device_evidence"
+        assert [path.name for path in folder.iterdir()] == [Path(done["file"]).name]
+    assert read_json(folder / Path(done["file"]).name) == measurement(RECORD)
 
 
 def test_the_same_file_twice_is_one_piece_of_evidence(project):

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 import shutil
-import urllib.request
+import urllib.parse
 
 import mlflow
 import pytest
 from mlflow import MlflowClient
 
 from draftsmith import load_pair
-from draftsmith.artifacts import read_json, write_json
-from draftsmith.errors import RegistryError
+from draftsmith.artifacts import read_json, short, write_json
+from draftsmith.errors import DamagedPairError, RegistryError, TargetError
 from draftsmith.registry import mlflow_upload
+from draftsmith.registry.holders import fetch_or_mark
+from draftsmith.registry.mlflow_retention import prune
 from draftsmith.registry.mlflow_store import PairStore
+from draftsmith.registry.mlflow_target import fetch_model
 from draftsmith.registry.settings import RegistryConfig
+from draftsmith.targets.resolved import TARGETS
 from tests.registry import tracking_server
 from tests.registry.small_pairs import (
     SOURCE,
@@ -28,16 +30,22 @@ from tests.registry.small_pairs import (
     make_record,
 )
 from tests.registry.tiny_models import save_draft_for, save_target
-from tests.registry.tracking_server import PASSWORD, USER, Proxy
+from tests.registry.tracking_server import IN_UPLOAD, PASSWORD, USER, Proxy, after
 
 pytestmark = pytest.mark.slow
 
 EXPERIMENT = "draftsmith"
-ENCODED = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+ADMIN = (USER, PASSWORD)
+READER, EDITOR = ("reader", "reads-and-never-writes"), ("editor", "writes-and-never-deletes")
 
 
 def always(_):
     return True
+
+
+def log_in(monkeypatch, user, password):
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +55,8 @@ def server(empty_registry, tmp_path_factory):
     root = tmp_path_factory.mktemp("server")
     shutil.copyfile(empty_registry / "mlflow.db", root / "server.db")
     with tracking_server.running(root, root / "server.db") as port:
+        for user in (READER, EDITOR):
+            tracking_server.add_user(f"http://127.0.0.1:{port}", *user)
         yield root, port
 
 
@@ -62,12 +72,10 @@ def proxy(relay, monkeypatch, tmp_path):
     relay.heal()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", relay.url)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", USER)
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
+    log_in(monkeypatch, *ADMIN)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0")
+    for name, value in tracking_server.IMPATIENCE.items():
+        monkeypatch.setenv(name, value)
     yield relay
     relay.heal()
 
@@ -109,13 +117,14 @@ def pair_runs(store, draft="d1", target="t1"):
 
 def require_no_secret(text):
     assert PASSWORD not in text
-    assert ENCODED not in text
+    assert tracking_server.encoded(USER, PASSWORD) not in text
 
 
 @pytest.fixture
 def require_nothing_recorded(server, caplog):
     """Reads all that clients and server logged, the database and every file of every version."""
-    caplog.set_level(logging.DEBUG)
+    for name in (None, "urllib3"):
+        caplog.set_level(logging.DEBUG, logger=name)
 
     def call():
         require_no_secret(caplog.text)
@@ -208,18 +217,10 @@ def test_a_wrong_or_missing_password_is_one_clear_error(open_store, monkeypatch,
 
 
 @pytest.mark.usefixtures("little_code")
-def test_a_user_who_may_only_read_changes_nothing(proxy, open_store, register, monkeypatch):
+def test_a_user_who_may_only_read_changes_nothing(open_store, register, monkeypatch):
     store = open_store()
     register(store)
-    user = {"username": "reader", "password": "reads-and-never-writes"}
-    request = urllib.request.Request(
-        f"{proxy.url}/api/2.0/mlflow/users/create",
-        json.dumps(user).encode(),
-        {"Authorization": f"Basic {ENCODED}", "Content-Type": "application/json"},
-    )
-    urllib.request.urlopen(request, timeout=30).close()
-    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user["username"])
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", user["password"])
+    log_in(monkeypatch, *READER)
     reader = open_store()
     for change in (
         lambda: register(reader, "t2", "d2"),
@@ -228,25 +229,38 @@ def test_a_user_who_may_only_read_changes_nothing(proxy, open_store, register, m
     ):
         with pytest.raises(RegistryError, match="Permission denied") as error:
             change()
-        assert user["password"] not in str(error.value)
+        assert READER[1] not in str(error.value)
     assert reader.champion() is None
     assert [item.quarantine for item in reader.versions()] == [None]
 
 
-def after(number, kind, *, method, ending):
-    """Deal with request `number` of those to `ending`, and with all after it, as `kind` says."""
-    count = 0
+@pytest.mark.usefixtures("little_code")
+def test_a_user_who_may_edit_registers_and_moves_but_deletes_nothing(
+    proxy, open_store, register, monkeypatch
+):
+    store = open_store()
+    register(store, "t1", "d1")
+    mine = {"experiment": store.catalog.experiment_id(), "registered_model": store.name}
+    tracking_server.grant(proxy.url, EDITOR[0], "EDIT", **mine)
+    log_in(monkeypatch, *EDITOR)
+    editor = open_store()
+    editor.promote("1", ["first"])
+    editor.promote(register(editor, "t2", "d2"), ["faster"])
+    assert editor.rollback(reason="slow", is_reachable=always).champion.version == "1"
+    register(editor, "t3", "d3")
+    register(editor, "t4", "d4")
+    editor.set_damage("2", "draft/ is gone")
+    editor.set_live_drift("2", "alpha fell")
+    for change in (
+        lambda: editor.set_damage("2", None),
+        lambda: editor.clear_live_drift("2", "a false alarm"),
+        lambda: prune(editor.catalog, keep=2, dry_run=False),
+    ):
+        with pytest.raises(RegistryError, match="Permission denied"):
+            change()
+    assert [item.pair.version for item in editor.versions()] == ["1", "2", "3", "4"]
 
-    def deal(given, path, _):
-        nonlocal count
-        if given == method and path.partition("?")[0].endswith(ending):
-            count += 1
-        return kind if count >= number else "pass"
 
-    return deal
-
-
-IN_UPLOAD = {"method": "PUT", "ending": ""}
 AT_VERSION = {"method": "POST", "ending": "model-versions/create"}
 
 
@@ -335,16 +349,91 @@ def test_a_server_that_fails_in_a_promotion_leaves_a_history_that_is_true(
 
 
 @pytest.mark.usefixtures("little_code")
-def test_a_download_that_breaks_off_is_refused_and_the_next_one_is_whole(
-    proxy, open_store, register, tmp_path
+@pytest.mark.parametrize("file", ["model.safetensors", "pair.json", "benchmark.json"])
+def test_a_download_that_breaks_off_is_no_damage_and_the_next_one_is_whole(
+    proxy, open_store, register, tmp_path, file
 ):
     store = open_store()
     register(store)
     pair = store.resolve("1").pair
-    proxy.deal = after(1, "cut", method="GET", ending="model.safetensors")
-    with pytest.raises(RegistryError, match="fetching version 1"):
+    proxy.deal = after(1, "cut", method="GET", ending=file)
+    with pytest.raises(RegistryError, match="fetching version 1") as error:
         store.fetch(pair, tmp_path / "fetched")
+    assert not isinstance(error.value, DamagedPairError)
     assert list((tmp_path / "fetched").iterdir()) == []
     proxy.heal()
     folder = store.fetch(pair, tmp_path / "fetched")
     assert (folder / "draft" / "model.safetensors").read_text() == "weights of d1"
+
+
+@pytest.mark.usefixtures("little_code")
+@pytest.mark.parametrize(
+    ("lost", "part"),
+    [
+        ("draft", "draft/"),
+        ("draft/*", "draft/"),
+        ("draft/draft.json", "draft/"),
+        ("pair.json", "pair.json"),
+        ("evidence_history/*", "evidence/"),
+        ("evidence_history/*/benchmark.json", "evidence/"),
+    ],
+)
+def test_what_the_server_lost_is_damage_that_the_version_is_marked_with(
+    server, open_store, register, tmp_path, lost, part
+):
+    store = open_store()
+    register(store)
+    found = [path for folder in folders(server, store, "1") for path in folder.rglob(lost)]
+    assert found
+    for path in found:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    pair = store.resolve("1").pair
+    with pytest.raises(DamagedPairError, match=f"fetching version 1 .* found {part} whose digest"):
+        store.fetch(pair, tmp_path / "fetched")
+    assert not fetch_or_mark(store, pair, tmp_path / "fetched")
+    assert store.resolve("1").damage.startswith(part)
+
+
+def folders(server, store, version):
+    """Where the server keeps the files of a version and of its run."""
+    client = store.catalog.client
+    run_id = client.get_model_version(store.name, version).run_id
+    places = (
+        client.get_model_version_download_uri(store.name, version),
+        client.get_run(run_id).info.artifact_uri,
+    )
+    return [server[0] / "artifacts" / urllib.parse.urlsplit(uri).path[1:] for uri in places]
+
+
+@pytest.fixture
+def whole(open_store, tmp_path):
+    """The address of a pair whose target is only in the version."""
+    save_target(tmp_path / "target")
+    record = save_draft_for(tmp_path / "target", tmp_path / "draft")
+    project = tmp_path / "project"
+    (project / TARGETS).mkdir(parents=True)
+    (tmp_path / "target").rename(project / TARGETS / short(record.target_digest))
+    store = PairStore(project, RegistryConfig(open_store().name, EXPERIMENT, include_target=True))
+    arguments = {"evidence": {}, "tags": TAGS, "target_source": str(tmp_path / "target")}
+    return f"models:/{store.name}/{store.register(record, tmp_path / 'draft', **arguments)}"
+
+
+@pytest.mark.usefixtures("little_code")
+def test_a_target_whose_download_breaks_off_is_not_called_missing(proxy, whole, tmp_path):
+    root = tmp_path / "elsewhere"
+    proxy.deal = after(1, "down", method="GET", ending="target/model.safetensors")
+    with pytest.raises(RegistryError, match="(?s)finding the target .*fetching a target"):
+        load_pair(whole, root=root)
+    proxy.heal()
+    assert load_pair(whole, root=root).generate("hello", max_new_tokens=2).num_rounds
+    assert len(list((root / TARGETS).glob("*/model.safetensors"))) == 1
+
+
+@pytest.mark.parametrize("uri", ["models:/nobody/1", "models:/nobody@champion"])
+@pytest.mark.parametrize("user", [ADMIN, READER], ids=["administrator", "reader"])
+@pytest.mark.usefixtures("proxy")
+def test_a_model_that_is_not_there_is_no_fault_of_the_server(monkeypatch, tmp_path, uri, user):
+    """Nor where MLflow calls it forbidden, which is what it tells all but administrators."""
+    log_in(monkeypatch, *user)
+    with pytest.raises(TargetError, match=f"fetching a target from {uri}"):
+        fetch_model(uri, tmp_path, root=tmp_path)

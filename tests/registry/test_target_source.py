@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 
 from draftsmith.artifacts import short
-from draftsmith.errors import RegistryError
+from draftsmith.errors import TargetError
 from draftsmith.registry.mlflow_store import PairStore
 from draftsmith.registry.mlflow_target import fetch_model
 from draftsmith.registry.settings import RegistryConfig
@@ -114,5 +114,5 @@ def test_a_pair_without_its_target_is_no_source(root, store):
     draft_dir, evidence = make_files(root / "files")
     arguments = {"evidence": evidence, "tags": TAGS, "target_source": ""}
     store.register(make_record(), draft_dir, **arguments)
-    with pytest.raises(RegistryError, match="include_target"):
+    with pytest.raises(TargetError, match="include_target"):
         run_stage(root, "models:/demo/1")

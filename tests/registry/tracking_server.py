@@ -1,10 +1,12 @@
-"""A real tracking server with basic auth, and a proxy before it that fails as it is told."""
+"""A real tracking server with basic auth, its users, and a proxy that fails as it is told."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import http.server
+import json
 import os
 import signal
 import socket
@@ -24,6 +26,38 @@ authorization_function = mlflow.server.auth:authenticate_request_basic_auth
 auth_cache_ttl_seconds = 600
 """
 _START_TIMEOUT_S = 120.0
+# For clients that need not wait.
+IMPATIENCE = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",
+}
+
+
+def encoded(user, password):
+    """What a request carries of a user."""
+    return base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def add_user(url, user, password):
+    """Make a user who may read what others made, and do everything with things of their own."""
+    _administer(url, "2.0/mlflow/users/create", username=user, password=password)
+
+
+def grant(url, user, permission, **resources):
+    """Give a user a permission on each resource, kind=id."""
+    for kind, name in resources.items():
+        given = {"resource_type": kind, "resource_id": name, "permission": permission}
+        _administer(url, "3.0/mlflow/users/permissions/grant", username=user, **given)
+
+
+def _administer(url, path, **body):
+    headers = {
+        "Authorization": f"Basic {encoded(USER, PASSWORD)}",
+        "Content-Type": "application/json",
+    }
+    request = urllib.request.Request(f"{url}/api/{path}", json.dumps(body).encode(), headers)
+    urllib.request.urlopen(request, timeout=30).close()
 
 
 @contextlib.contextmanager
@@ -33,7 +67,7 @@ def running(root, database):
     Yields:
         Its port.
     """
-    port = _free_port()
+    port = free_port()
     config = root / "auth.ini"
     config.write_text(_CONFIG.format(database=root / "auth.db", user=USER))
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")} | {
@@ -60,7 +94,8 @@ def running(root, database):
         server.wait()
 
 
-def _free_port():
+def free_port():
+    """A port of this machine at which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -160,3 +195,19 @@ def _handler(proxy):
             return answer.status, kept, content
 
     return Handler
+
+
+IN_UPLOAD = {"method": "PUT", "ending": ""}
+
+
+def after(number, kind, *, method, ending):
+    """Deal with request `number` of those to `ending`, and with all after it, as `kind` says."""
+    count = 0
+
+    def deal(given, path, _):
+        nonlocal count
+        if given == method and path.partition("?")[0].endswith(ending):
+            count += 1
+        return kind if count >= number else "pass"
+
+    return deal

@@ -11,11 +11,12 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from mlflow.artifacts import download_artifacts, list_artifacts
+from mlflow.exceptions import MlflowException
 
 from draftsmith.artifacts import atomic_directory, digest_directory, read_json, short, write_json
 from draftsmith.errors import ArtifactError, DamagedPairError, RegistryError
 from draftsmith.registry.device_evidence import file_name
-from draftsmith.registry.mlflow_connection import translated, unless_done
+from draftsmith.registry.mlflow_connection import translated
 from draftsmith.registry.mlflow_upload import (
     ARTIFACTS,
     DEVICE_EVIDENCE,
@@ -33,6 +34,7 @@ from draftsmith.registry.pair import (
 )
 
 if TYPE_CHECKING:
+    from mlflow.entities import FileInfo
     from mlflow.entities.model_registry import ModelVersion
 
     from draftsmith.registry.mlflow_connection import Connection
@@ -87,7 +89,7 @@ def check_model(connection: Connection, pair: RegisteredPair) -> bool:
         if stated is None:
             return False
         location = connection.client.get_model_version_download_uri(pair.name, pair.version)
-        held = list_artifacts(artifact_uri=location, tracking_uri=connection.uri)
+        held = _listed(connection, location)
         for name in {PurePosixPath(item.path).name for item in held} - {ARTIFACTS}:
             _download_part(connection, f"{location}/{name}", Path(folder))
         if model_digest(Path(folder)) != stated:
@@ -105,13 +107,31 @@ def _damage(what: str, part: str) -> DamagedPairError:
 
 
 def _download_part(connection: Connection, uri: str, into: Path) -> None:
-    with unless_done("RESOURCE_DOES_NOT_EXIST"):  # what is missing counts as damaged
+    """Bring a file or folder; what is lost is left out, and its digest tells.
+
+    A server's error does not say whether the file is missing, so the listing does.
+    """
+    try:
         download_artifacts(
             artifact_uri=uri,
             dst_path=str(into),
             tracking_uri=connection.uri,
             registry_uri=connection.registry_uri,
         )
+    except MlflowException:
+        if _is_held(connection, uri):
+            raise
+
+
+def _is_held(connection: Connection, uri: str) -> bool:
+    """Whether the artifact store lists a file, or a folder that is not empty."""
+    folder, _, name = uri.rpartition("/")
+    listed = {PurePosixPath(item.path).name: item for item in _listed(connection, folder)}
+    return name in listed and (not listed[name].is_dir or bool(_listed(connection, uri)))
+
+
+def _listed(connection: Connection, uri: str) -> list[FileInfo]:
+    return list_artifacts(artifact_uri=uri, tracking_uri=connection.uri)
 
 
 def _download(connection: Connection, version: ModelVersion, into: Path) -> None:
@@ -124,12 +144,12 @@ def _download(connection: Connection, version: ModelVersion, into: Path) -> None
     # The name begins with the day: a later copy is whole where an upload before it was killed.
     newest = max((path for path in held if path.endswith(f"_{digest[:8]}")), default=None)
     if newest is not None:
-        fetched = Path(client.download_artifacts(run_id, newest, str(into)))
+        _download_part(connection, f"runs:/{run_id}/{newest}", into)
+        fetched = into / PurePosixPath(newest).name
         if fetched.is_dir():  # a folder that lost its files is not downloaded
             fetched.rename(into / EVIDENCE)
-
-    for name in _names(connection, version):
-        client.download_artifacts(run_id, f"{DEVICE_EVIDENCE}/{name}", str(into))
+    if _names(connection, version):
+        _download_part(connection, f"runs:/{run_id}/{DEVICE_EVIDENCE}", into)
 
 
 def _names(connection: Connection, version: ModelVersion) -> list[str]:

@@ -5,20 +5,24 @@ Knows no checkpoints except that a pair's own target, if it is included, lies in
 
 from __future__ import annotations
 
+import contextlib
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from mlflow.artifacts import download_artifacts, list_artifacts
+from mlflow.exceptions import MlflowException
 
-from draftsmith.errors import RegistryError
-from draftsmith.registry.mlflow_connection import connect, translated
+from draftsmith.errors import TargetError
+from draftsmith.registry.mlflow_connection import connect, redact, translated
 
 if TYPE_CHECKING:
     from draftsmith.registry.mlflow_connection import Connection
 
-_WHAT = "fetching a target from the registry"
+# That there is no such thing, for this user; an alias that is missing is an invalid value.
+_REFUSALS = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "PERMISSION_DENIED")
 
 
 def fetch_model(uri: str, dst: Path, *, root: Path) -> tuple[str, Path]:
@@ -28,21 +32,38 @@ def fetch_model(uri: str, dst: Path, *, root: Path) -> tuple[str, Path]:
     return version_uri, download_model(connection, version_uri, dst)
 
 
-@translated(_WHAT)
+@contextlib.contextmanager
+def _translated(uri: str) -> Iterator[None]:
+    """Tell a registry that has no such model, as it says, from one that does not answer."""
+    with translated("fetching a target from the registry"):
+        try:
+            yield
+        except MlflowException as error:
+            if error.error_code not in _REFUSALS:
+                raise
+            raise TargetError(
+                f"fetching a target from {uri}",
+                found=redact(str(error)),
+                expected="a registered model that you may read",
+                remedy="correct the address, or register the model",
+            ) from None
+
+
 def resolve_alias(connection: Connection, uri: str) -> str:
     """`models:/name/version` for `models:/name@alias`; another URI stays as it is.
 
     Raises:
-        RegistryError: There is no such alias.
+        TargetError: There is no such alias.
+        RegistryError: The registry cannot be reached.
     """
     name, separator, alias = uri.removeprefix("models:/").partition("@")
     if not separator:
         return uri
-    version = connection.client.get_model_version_by_alias(name, alias).version
+    with _translated(uri):
+        version = connection.client.get_model_version_by_alias(name, alias).version
     return f"models:/{name}/{version}"
 
 
-@translated(_WHAT)
 def download_model(connection: Connection, uri: str, dst: Path) -> Path:
     """Make the files of a registered model readable.
 
@@ -56,10 +77,15 @@ def download_model(connection: Connection, uri: str, dst: Path) -> Path:
         on this machine, so that nothing is copied, otherwise one in `dst`.
 
     Raises:
-        RegistryError: There is no such version, it is a pair without its target, or it cannot be
-            downloaded.
+        TargetError: There is no such version, or it is a pair without its target.
+        RegistryError: The registry cannot be reached, or breaks the download off.
     """
     uri = resolve_alias(connection, uri)
+    with _translated(uri):
+        return _downloaded(connection, uri, dst)
+
+
+def _downloaded(connection: Connection, uri: str, dst: Path) -> Path:
     name, _, version = uri.removeprefix("models:/").rpartition("/")
     location = connection.client.get_model_version_download_uri(name, version)
     held = list_artifacts(artifact_uri=f"{location}/artifacts", tracking_uri=connection.uri)
@@ -67,7 +93,7 @@ def download_model(connection: Connection, uri: str, dst: Path) -> Path:
     if "target" in names:
         uri = location = f"{location}/artifacts/target"
     elif "pair.json" in names:
-        raise RegistryError(
+        raise TargetError(
             f"fetching a target from {uri}",
             found="a pair that holds a reference to its target only",
             expected="a model with a checkpoint, or a pair with its target",

@@ -37,17 +37,20 @@ def find_target(
 
     Raises:
         TargetError: The target is in none of these places; what each of them holds is named.
+        RegistryError: It is in none of those that could be asked, and the registry did not answer.
     """
     snapshots = root / TARGETS
     if held_identity(snapshots, digest) is not None:
         return target_directory(snapshots, digest)
     failures = [f"no intact snapshot {snapshots / short(digest)}"]
+    kind: type[DraftsmithError] = TargetError
     for source in sources:
         try:
             return _fetch(source, digest, dtype, snapshots, fetch_model)
         except (TargetError, RegistryError) as error:
             failures.append(f"{error.what}: {error.found}")
-    raise TargetError(
+            kind = RegistryError if isinstance(error, RegistryError) else kind
+    raise kind(
         f"finding the target {digest}",
         found="; ".join(failures),
         expected="the target that the pair was measured with",

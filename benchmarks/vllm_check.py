@@ -1,7 +1,8 @@
 """An exported pair in real vLLM, against our engine: `make vllm-check`.
 
 Exports the pair, decodes prompts greedily in vLLM with the draft and without, and holds tokens and
-acceptance by position against our own engine's. Speed is not measured. Needs an environment with
+acceptance by position against our own engine's, in float32 unless told otherwise: the engines round
+bfloat16 differently. Speed is not measured. Needs an environment with
 vLLM, which the make target prepares. Ends with 1 where the two do not agree.
 """
 
@@ -197,7 +198,7 @@ def shown(report: Mapping[str, Any]) -> str:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pair", help="models:/NAME@ALIAS or a folder; default: the champion")
-    parser.add_argument("--dtype", help="of both engines; default: that of the pair")
+    parser.add_argument("--dtype", default="float32", help="of both engines (default: float32)")
     parser.add_argument("--prompts", type=Path, help="JSONL; default: the bundled eval prompts")
     parser.add_argument("--num-prompts", type=int, default=24, metavar="N")
     parser.add_argument("--num-tokens", type=int, default=64, metavar="N", help="of an answer")

@@ -149,7 +149,7 @@ def test_the_command_prices_the_champion_by_the_registrys_history(project):
     assert later["break_even_days"] < found["break_even_days"]
     shown = run(project).stdout
     assert "alpha after 1 updates, seen" in shown
-    assert f"after {expected.break_even_days:.1f} days" in shown
+    assert f"after {expected.break_even_days:.3g} days" in shown
 
 
 def test_where_no_draft_was_kept_the_command_asks_for_alpha(root, store, register):

@@ -144,4 +144,4 @@ def what_if_line(found: Mapping[str, Any]) -> str:
     costs = f"Distilling costs {found['cost']:.2f} and saves {found['saved_per_day']:.2f} a day"
     if found["break_even_days"] is None:
         return f"{costs}: it never pays for itself."
-    return f"{costs}: it has paid for itself after {found['break_even_days']:.1f} days."
+    return f"{costs}: it has paid for itself after {found['break_even_days']:.3g} days."

@@ -14,6 +14,7 @@ from draftsmith.commands import (
     inspect,
     monitor,
     moves,
+    plan,
     serve,
 )
 
@@ -35,6 +36,7 @@ for command in (
     inspect.pairs,
     inspect.history,
     inspect.diff,
+    plan.plan,
     decode.generate,
     decode.measure,
     advise.advise,

@@ -14,6 +14,7 @@ from draftsmith.commands import (
     inspect,
     monitor,
     moves,
+    plan,
     serve,
     what_if,
 )
@@ -37,6 +38,7 @@ for command in (
     inspect.pairs,
     inspect.history,
     inspect.diff,
+    plan.plan,
     decode.generate,
     decode.measure,
     advise.advise,

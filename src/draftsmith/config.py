@@ -89,7 +89,11 @@ def load_section(config_path: Path, section: str, cls: type[T]) -> T:
 
 
 def compose(
-    params_path: Path, conf_dir: Path, *, schema: Mapping[str, Any] | None = None
+    params_path: Path,
+    conf_dir: Path,
+    *,
+    schema: Mapping[str, Any] | None = None,
+    recipes: list[str] | None = None,
 ) -> dict[str, Any]:
     """Compose the effective configuration: groups, then the profile, then `override`.
 
@@ -104,6 +108,7 @@ def compose(
         schema: Dataclass by section; the one of `drafts`, or a union of several, fits every
             recipe. Overlays of a section without a dataclass may change only keys that its file
             has.
+        recipes: Instead of those that params.yaml names.
 
     Returns:
         `{section: {...}, "drafts": {recipe: {...}}, "recipes": [...]}`: plain values,
@@ -115,7 +120,7 @@ def compose(
     params = _read_params(params_path)
     available = _available(conf_dir)
     choices = _choose_groups(params["groups"], available)
-    recipes = _choose_recipes(params["recipes"], available[_RECIPE_GROUP])
+    recipes = _choose_recipes(recipes or params["recipes"], available[_RECIPE_GROUP])
     overlays = {f"`override` of {params_path.name}": params["override"]}
     if profile := choices.pop(_PROFILE_GROUP, None):
         file = conf_dir / _PROFILE_GROUP / f"{profile}.yaml"

@@ -114,6 +114,15 @@ class SlotCache(Cache):
         self.rows, self.slots = rows, slots
         super().__init__(layers=[_SlotLayer(rows, slots, self.writes) for _ in range(num_layers)])
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the layers hold; one takes its memory at the first write."""
+        num_bytes = 0
+        for layer in self.layers:
+            assert isinstance(layer, _SlotLayer)
+            num_bytes += sum(s.nbytes for s in (layer.keys, layer.values) if s is not None)
+        return num_bytes
+
     def begin(self, positions: Tensor, *, first_row: int, num_slots: int) -> None:
         """Prepare a forward.
 

@@ -36,7 +36,12 @@ class MedusaObjective(nn.Module):
         target_head: Target logits over the draft's vocabulary from hidden states `[n, width]`.
         divergence: Of log-probabilities of target and draft, `[n, entries]` to `[n]`.
         head_decay: Weight of a head's loss over that of the head before it.
+
+    Attributes:
+        device_type: As in `positions_per_chunk`.
     """
+
+    device_type: str | None = None
 
     def __init__(
         self,
@@ -82,7 +87,8 @@ class MedusaObjective(nn.Module):
             return loss, agreed
 
         rows = list(self.heads.rows.parameters())
-        return sum_in_chunks(beside, compare, size=positions_per_chunk(self.heads), trained=rows)
+        size = positions_per_chunk(self.heads, self.device_type)
+        return sum_in_chunks(beside, compare, size=size, trained=rows)
 
     @torch.no_grad()
     def _log_target(self, hidden: Tensor, normaliser: Tensor) -> Tensor:

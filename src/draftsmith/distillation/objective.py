@@ -37,7 +37,12 @@ class StudentObjective(nn.Module):
         student: Trained in float32; what is the target's is frozen.
         target_head: Target logits over the draft's vocabulary from hidden states `[n, width]`.
         divergence: Of log-probabilities of target and draft, `[n, entries]` to `[n]`.
+
+    Attributes:
+        device_type: As in `positions_per_chunk`.
     """
+
+    device_type: str | None = None
 
     def __init__(
         self,
@@ -63,7 +68,7 @@ class StudentObjective(nn.Module):
             agreed = overlap(log_p, log_q.detach())
             return self._divergence(log_p, log_q).sum(), agreed.sum()
 
-        size, rows = positions_per_chunk(self.student), trained_rows(self.student)
+        size, rows = positions_per_chunk(self.student, self.device_type), trained_rows(self.student)
         return sum_in_chunks(hidden, compare, size=size, trained=rows)
 
     @torch.no_grad()
@@ -83,10 +88,15 @@ class StudentObjective(nn.Module):
         return hidden
 
 
-def positions_per_chunk(draft: PreTrainedModel) -> int:
-    """Positions whose logits are worked on at a time."""
+def positions_per_chunk(draft: PreTrainedModel, device_type: str | None = None) -> int:
+    """Positions whose logits are worked on at a time.
+
+    Args:
+        draft: The draft.
+        device_type: cpu or cuda; None is where the draft is.
+    """
     num_entries = len(draft.get_output_embeddings().weight)
-    return max(1, _LOGITS_PER_CHUNK[draft.device.type] // num_entries)
+    return max(1, _LOGITS_PER_CHUNK[device_type or draft.device.type] // num_entries)
 
 
 def sum_in_chunks(

@@ -10,48 +10,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.artifacts import digest_json, keep_only, short
 from draftsmith.corpus.chat import make_chat
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.distillation.batches import TrainingSequence, make_sequences
+from draftsmith.distillation.building import (
+    build_draft,
+    in_float32,
+    named_layers,
+    objective_of,
+)
 from draftsmith.distillation.divergences import divergence_of
 from draftsmith.distillation.early_stop import held_out_indices
 from draftsmith.distillation.head_guesses import held_out_guesses
 from draftsmith.distillation.layer_choice import calibration_loss, choose_layers
-from draftsmith.distillation.medusa_objective import MedusaObjective
-from draftsmith.distillation.objective import StudentObjective, recompute_layers
 from draftsmith.distillation.processes import join
 from draftsmith.distillation.recipe import recipe_digest
 from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.signals import CachedSignals, OnlineSignals, SignalSource
 from draftsmith.distillation.topk_signals import TopKSignals
 from draftsmith.distillation.trainer import OnStep, TrainingOutcome, distill
-from draftsmith.distillation.unrolling import UnrolledObjective
 from draftsmith.distillation.warm_start import DraftSource, start_from
 from draftsmith.drafts.checkpoint import Lineage, save_draft
 from draftsmith.drafts.eagle import EagleHead
-from draftsmith.drafts.eagle_start import build_head, resolve_feature_layers
 from draftsmith.drafts.manifest import DraftManifest
-from draftsmith.drafts.medusa import HeadShape, MedusaHeads, build_heads
-from draftsmith.drafts.settings import (
-    EagleConfig,
-    LayerChoice,
-    MedusaConfig,
-    StudentConfig,
-    TrainedConfig,
-)
-from draftsmith.drafts.student import (
-    build_student,
-    check_head,
-    has_own_head,
-    head_logits,
-    num_trained_parameters,
-    output_rows,
-    resolve_layers,
-)
+from draftsmith.drafts.medusa import MedusaHeads
+from draftsmith.drafts.settings import LayerChoice, StudentConfig, TrainedConfig
+from draftsmith.drafts.student import check_head, num_trained_parameters
 from draftsmith.drafts.vocabulary import choose_tokens, count_tokens, coverage
 from draftsmith.errors import DraftError
 from draftsmith.targets.loading import LoadedTarget
@@ -97,12 +85,13 @@ class Distillation:
         sequences = make_sequences([(r.prompt_ids, r.response_ids) for r in train])
         check_head(target, torch.tensor([train[0].prompt_ids[:32]], device=target.device))
         token_ids, held_out_coverage = self._vocabulary()
-        draft, layers, choice = self._build(token_ids, sequences)
+        layers, choice = self._layers(token_ids, sequences)
+        draft = build_draft(self.recipe, target, layers, token_ids)
         if self.source is not None:
             start_from(self.source, draft, target, layers=layers, token_ids=token_ids)
         self._make_trainable(draft)
         outcome = distill(
-            self._objective(draft, token_ids),
+            objective_of(self.recipe, self.config, draft, target, token_ids),
             sequences,
             self._signals(partial, sequences, draft, token_ids),
             config=self.config,
@@ -126,48 +115,6 @@ class Distillation:
             shutil.rmtree(partial / "checkpoints" / self.name, ignore_errors=True)
             keep_only(partial / "signals", self._signal_key())
         return manifest
-
-    def _build(
-        self, token_ids: Tensor | None, sequences: Sequence[TrainingSequence]
-    ) -> tuple[PreTrainedModel, tuple[int, ...], dict[str, Any]]:
-        """The draft that starts from the target, the layers that it is about, and why these."""
-        target = self.target.model
-        if isinstance(self.recipe, EagleConfig):
-            num_layers = int(target.config.get_text_config().num_hidden_layers)
-            layers = resolve_feature_layers(self.recipe.feature_layers, num_layers)
-            head = build_head(target, layers, token_ids, own_head=self.recipe.own_head)
-            return head, layers, {}
-        if isinstance(self.recipe, MedusaConfig):
-            shape = HeadShape(self.recipe.num_heads, self.recipe.num_blocks, self.recipe.own_heads)
-            return build_heads(target, shape, token_ids), (), {}
-        layers, choice = self._layers(self.recipe, token_ids, sequences)
-        student = build_student(target, layers, token_ids, own_head=self.recipe.own_head)
-        return student, layers, choice
-
-    def _objective(self, draft: PreTrainedModel, token_ids: Tensor | None) -> nn.Module:
-        """The draft with its loss."""
-        divergence, rows = divergence_of(self.config), draft.get_output_embeddings()
-        if has_own_head(draft):
-            rows = output_rows(self.target.model, token_ids)
-
-        def target_head(hidden: Tensor) -> Tensor:
-            return head_logits(draft, hidden, rows)
-
-        if isinstance(draft, EagleHead) and isinstance(self.recipe, EagleConfig):
-            return UnrolledObjective(
-                draft,
-                target_head,
-                divergence,
-                unroll=self.recipe.unroll,
-                step_decay=self.recipe.step_decay,
-            )
-        if isinstance(draft, MedusaHeads) and isinstance(self.recipe, MedusaConfig):
-            return MedusaObjective(
-                draft, target_head, divergence, head_decay=self.recipe.head_decay
-            )
-        if self.config.gradient_checkpointing:
-            recompute_layers(draft)
-        return StudentObjective(draft, target_head, divergence)
 
     def _recipe_digest(self) -> str:
         started_from = None if self.source is None else self.source.draft_digest
@@ -200,16 +147,14 @@ class Distillation:
         return token_ids, held_out
 
     def _layers(
-        self,
-        recipe: StudentConfig,
-        token_ids: Tensor | None,
-        sequences: Sequence[TrainingSequence],
+        self, token_ids: Tensor | None, sequences: Sequence[TrainingSequence]
     ) -> tuple[tuple[int, ...], dict[str, Any]]:
-        """The student's layers, and what the manifest says of their choice."""
-        target, wanted = self.target.model, recipe.layers
+        """The layers that the draft is about, and what the manifest says of their choice."""
+        target, recipe = self.target.model, self.recipe
         num_layers = int(target.config.get_text_config().num_hidden_layers)
+        wanted = recipe.layers if isinstance(recipe, StudentConfig) else None
         if not isinstance(wanted, LayerChoice):
-            return resolve_layers(wanted, num_layers), {}
+            return named_layers(recipe, num_layers), {}
         if self.source is not None and len(self.source.layers) == wanted.choose:
             return self.source.layers, {}  # chosen before: its weights belong to them
         loss_of = calibration_loss(target, token_ids, sequences, divergence_of(self.config))
@@ -229,9 +174,7 @@ class Distillation:
             # The backward pass of torch's fused attention in bfloat16 is slow there: a training
             # step took 233 ms without it and 283 with it.
             draft.set_attn_implementation("eager")
-        for parameter in draft.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.float()
+        in_float32(draft)
 
     def _signals(
         self,

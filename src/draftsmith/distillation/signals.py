@@ -8,6 +8,7 @@ memory-mapped, or computed in every step.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +27,10 @@ from draftsmith.drafts.student import head_logits
 from draftsmith.errors import DraftError
 
 _LOG = logging.getLogger(__name__)
-_TOKENS_PER_FORWARD = 4096
+TOKENS_PER_FORWARD = 4096
 _SPOT_CHECKS = 3
 _MAX_DEVIATION, _MIN_COSINE = 1.0, 0.98  # far outside bfloat16 noise
 _BYTES_PER_GB = 1e9
-_NORMALISER_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,41 @@ class OnlineSignals:
         return Signal(masked, torch.cat([part.logsumexp(-1) for part in logits]), features)
 
 
+@dataclass(frozen=True)
+class StoredArray:
+    """An array of a cache on disk."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def cached_arrays(
+    positions: int, entries: int, *, width: int, num_layers: int, dtype: torch.dtype
+) -> dict[str, StoredArray]:
+    """What `CachedSignals` keeps, by file name.
+
+    Args:
+        positions: Response positions of all sequences.
+        entries: Positions of all sequences but the last of each: those that have features.
+        width: Of the target's hidden state.
+        num_layers: How many layers the features are of.
+        dtype: Of the target's output rows.
+    """
+    stored = np.dtype(np.float32 if dtype == torch.float32 else np.uint16)
+    arrays = {
+        "hidden.bin": StoredArray((positions, width), stored),
+        "normaliser.bin": StoredArray((positions,), np.dtype(np.float32)),
+    }
+    if num_layers:
+        arrays["features.bin"] = StoredArray((entries, num_layers * width), stored)
+    return arrays
+
+
 class CachedSignals:
     """Signals of all sequences, computed once and memory-mapped.
 
@@ -109,18 +144,15 @@ class CachedSignals:
         self._starts: list[int] = np.cumsum([0, *lengths]).tolist()  # of features
         width = int(target.config.get_text_config().hidden_size)
         self._dtype: torch.dtype = target.get_output_embeddings().weight.dtype
-        stored = np.dtype(np.float32 if self._dtype == torch.float32 else np.uint16)
         total, self._num_features = self._offsets[-1], len(feature_layers) * width
-        shapes: dict[str, tuple[int, ...]] = {
-            "hidden.bin": (total, width),
-            "normaliser.bin": (total,),
-        }
-        if feature_layers:
-            shapes["features.bin"] = (self._starts[-1], self._num_features)
-        dtypes = {name: stored for name in shapes} | {"normaliser.bin": np.dtype(np.float32)}
-        sizes = {
-            name: int(np.prod(shape)) * dtypes[name].itemsize for name, shape in shapes.items()
-        }
+        arrays = cached_arrays(
+            total,
+            self._starts[-1],
+            width=width,
+            num_layers=len(feature_layers),
+            dtype=self._dtype,
+        )
+        sizes = {name: array.num_bytes for name, array in arrays.items()}
         require_room(total, sum(sizes.values()), max_gb)
         facts = {"positions": total, "width": width, "feature_layers": list(feature_layers)}
         marker = directory / "finished.json"
@@ -128,8 +160,8 @@ class CachedSignals:
         if not is_finished:
             reserve_files(directory, sizes)
         self._files = {
-            name: np.memmap(directory / name, dtypes[name], "r+", shape=shape)
-            for name, shape in shapes.items()
+            name: np.memmap(directory / name, array.dtype, "r+", shape=array.shape)
+            for name, array in arrays.items()
         }
         online = OnlineSignals(target, feature_layers)
         if is_finished:
@@ -225,11 +257,11 @@ def _to_numpy(hidden: Tensor) -> np.ndarray:
 
 
 def by_length(sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
-    """Indices in groups of similar length, about `_TOKENS_PER_FORWARD` tokens each."""
+    """Indices in groups of similar length, about `TOKENS_PER_FORWARD` tokens each."""
     order = sorted(range(len(sequences)), key=lambda index: len(sequences[index].token_ids))
     group: list[int] = []
     for index in order:
-        if group and len(sequences[index].token_ids) * (len(group) + 1) > _TOKENS_PER_FORWARD:
+        if group and len(sequences[index].token_ids) * (len(group) + 1) > TOKENS_PER_FORWARD:
             yield group
             group = []
         group.append(index)

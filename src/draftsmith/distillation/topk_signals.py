@@ -22,12 +22,11 @@ from transformers import PreTrainedModel
 from draftsmith.artifacts import read_json, write_json, writing
 from draftsmith.distillation.batches import TokenBatch, TrainingSequence, collate
 from draftsmith.distillation.reserved import have_files, reserve_files
-from draftsmith.distillation.signals import by_length, require_room
+from draftsmith.distillation.signals import StoredArray, by_length, require_room
 from draftsmith.drafts.student import head_logits
 from draftsmith.errors import DraftError
 
 _LOG = logging.getLogger(__name__)
-_BYTES_PER_NUMBER = 4  # int32 and float32
 _SPOT_CHECKS = 3
 _MAX_DEVIATION, _RARE = 1.0, -4.0  # nats, far outside bfloat16 noise where tokens are not rare
 _NOTHING = -1e4  # the logarithm of what is no probability at all, but finite
@@ -72,6 +71,12 @@ def _with_rest(log_probs: Tensor, counted: Tensor) -> Tensor:
     return torch.cat([log_probs, rest.clamp_min(_LEAST_REST).log()], -1)
 
 
+def topk_arrays(positions: int, k: int) -> dict[str, StoredArray]:
+    """What `TopKSignals` keeps of so many response positions, by file name."""
+    kinds = {"ids.bin": np.dtype(np.int32), "log_probs.bin": np.dtype(np.float32)}
+    return {name: StoredArray((positions, k), kind) for name, kind in kinds.items()}
+
+
 class TopKSignals:
     """Signals of all sequences, computed once and memory-mapped.
 
@@ -105,8 +110,8 @@ class TopKSignals:
         self._rows = _rows_of(token_ids, vocab_size)
         self._offsets: list[int] = np.cumsum([0] + [s.num_predicted for s in sequences]).tolist()
         total = self._offsets[-1]
-        shape = (total, self._k)
-        sizes = dict.fromkeys(("ids.bin", "log_probs.bin"), math.prod(shape) * _BYTES_PER_NUMBER)
+        arrays = topk_arrays(total, self._k)
+        sizes = {name: array.num_bytes for name, array in arrays.items()}
         require_room(total, sum(sizes.values()), max_gb)
         marker, facts = directory / "finished.json", {"positions": total, "k": self._k}
         is_finished = (
@@ -114,8 +119,10 @@ class TopKSignals:
         )
         if not is_finished:
             reserve_files(directory, sizes)
-        self._ids = np.memmap(directory / "ids.bin", np.int32, "r+", shape=shape)
-        self._log_probs = np.memmap(directory / "log_probs.bin", np.float32, "r+", shape=shape)
+        self._ids, self._log_probs = (
+            np.memmap(directory / name, array.dtype, "r+", shape=array.shape)
+            for name, array in arrays.items()
+        )
         if is_finished:
             _LOG.info("signal_cache=found positions=%d", total)
         else:

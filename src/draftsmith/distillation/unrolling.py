@@ -41,7 +41,12 @@ class UnrolledObjective(nn.Module):
         divergence: Of log-probabilities of target and draft, `[n, entries]` to `[n]`.
         unroll: Draft positions that are trained.
         step_decay: Weight of a position's loss over that of the position before it.
+
+    Attributes:
+        device_type: As in `positions_per_chunk`.
     """
+
+    device_type: str | None = None
 
     def __init__(
         self,
@@ -95,7 +100,7 @@ class UnrolledObjective(nn.Module):
                     agreed = overlap(log_p, log_q.detach()).sum()
             return loss, agreed
 
-        size, trained = positions_per_chunk(self.head), trained_rows(self.head)
+        size, trained = positions_per_chunk(self.head, self.device_type), trained_rows(self.head)
         return sum_in_chunks(runs, compare, size=size, trained=trained)
 
     @torch.no_grad()

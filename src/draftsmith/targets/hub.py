@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -29,12 +30,15 @@ def is_repository(text: str) -> bool:
     return _REPOSITORY.fullmatch(text) is not None
 
 
-def download(repository: str, revision: str | None) -> Path:
+def download(
+    repository: str, revision: str | None, *, patterns: Sequence[str] = HUB_PATTERNS
+) -> Path:
     """Fetch what belongs to a target; what the cache has at that commit is not fetched again.
 
     Args:
         repository: org/name.
         revision: Branch, tag or commit; None for the default branch.
+        patterns: Names of the files that are wanted.
 
     Returns:
         The cached directory, whose name is the commit.
@@ -45,7 +49,7 @@ def download(repository: str, revision: str | None) -> Path:
     """
     try:
         with quiet():
-            found = snapshot_download(repository, revision=revision, allow_patterns=[*HUB_PATTERNS])
+            found = snapshot_download(repository, revision=revision, allow_patterns=[*patterns])
     except GatedRepoError as error:
         raise _refusal(repository, revision, "no access to it", error) from error
     except RepositoryNotFoundError as error:

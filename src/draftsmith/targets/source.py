@@ -15,7 +15,12 @@ from pathlib import Path
 from draftsmith.artifacts import scratch_directory, short, write_failure
 from draftsmith.errors import TargetError
 from draftsmith.targets import hub, packaged
-from draftsmith.targets.checkpoint import check_weights, needed_files, require_config
+from draftsmith.targets.checkpoint import (
+    CONFIG_FILE,
+    check_weights,
+    needed_files,
+    require_config,
+)
 from draftsmith.targets.compatibility import (
     refuse_unservable,
     require_chat_template,
@@ -122,6 +127,39 @@ def checkpoint_folder(source: str, *, root: Path) -> Path:
         return hub.download(name.removeprefix(HUB_PREFIX), revision or None)
     config = TargetConfig(name, source, revision=None, dtype="auto", snapshot="copy")
     return root / short(resolve(config, root=root).identity.digest)
+
+
+def config_folder(source: str) -> Path:
+    """The folder that holds the config of a target; of a Hub source nothing else is fetched.
+
+    Args:
+        source: A directory, its config.json, or a Hub id as in `checkpoint_folder`.
+
+    Raises:
+        TargetError: It is none of these, or the Hub cannot be reached.
+    """
+    path = Path(source).expanduser()
+    name, _, revision = source.partition("@")
+    if path.is_dir():
+        return path
+    if path.is_file() and path.name == CONFIG_FILE:
+        return path.parent
+    if _names_hub(name):
+        repository = name.removeprefix(HUB_PREFIX)
+        return hub.download(repository, revision or None, patterns=[CONFIG_FILE])
+    raise TargetError(
+        f"reading the config of the target {source}",
+        found="another kind of source" if path.exists() or ":" in source else "no such file",
+        expected=f"a checkpoint folder, a {CONFIG_FILE}, or org/name on the Hub",
+        remedy="name one of these; other sources have a config once `dvc repro resolve_target` "
+        "has made their snapshot",
+    )
+
+
+def has_config(source: str) -> bool:
+    """Whether `config_folder` finds the config without converting or fetching a model."""
+    path = Path(source).expanduser()
+    return path.is_dir() or path.name == CONFIG_FILE or _names_hub(source)
 
 
 def _names_hub(source: str) -> bool:

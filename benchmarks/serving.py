@@ -13,11 +13,9 @@ import contextlib
 import http.client
 import json
 import logging
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -31,10 +29,11 @@ from transformers.generation.streamers import BaseStreamer
 
 from benchmarks import any_pair
 from benchmarks.measuring import Budget, Groups, table, within
+from benchmarks.service_process import PATIENCE_S, running
 from draftsmith import load_pair, provenance
 from draftsmith.artifacts import write_json
 from draftsmith.corpus.chat import make_chat
-from draftsmith.errors import ConfigError, DecodingError, DraftsmithError
+from draftsmith.errors import DecodingError, DraftsmithError
 from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.any_pair import prompts_of
 from draftsmith.evaluation.timing import Timings, speed_ratio, timed
@@ -43,8 +42,6 @@ CONCURRENCY = (1, 4, 16)
 DRAFTS, PLAIN, LOOP = "service", "service without drafts", "generate, one after another"
 _LEAST_GROUPS, _MOST_GROUPS = 4, 16  # the first one warms up
 _SEED = 0
-_PATIENCE_S = 600
-_MOST_SHOWN = 600  # characters of a log
 _LOG = logging.getLogger(__name__)
 
 
@@ -159,7 +156,7 @@ class Service:
 
     def _answer(self, ids: list[int]) -> tuple[list[float], int]:
         with contextlib.closing(
-            http.client.HTTPConnection(self._place, timeout=_PATIENCE_S)
+            http.client.HTTPConnection(self._place, timeout=PATIENCE_S)
         ) as caller:
             body = json.dumps(self._body | {"prompt": ids})
             headers = {"Content-Type": "application/json"}
@@ -203,38 +200,6 @@ def _unanswered(found: str) -> DecodingError:
         expected="an answer",
         remedy="try the request by hand with `draftsmith serve`",
     )
-
-
-@contextlib.contextmanager
-def served(uri: str, *options: str) -> Iterator[dict[str, Any]]:
-    """Run `draftsmith serve` in a process of its own; yields what it says when it answers.
-
-    Raises:
-        ConfigError: It ended instead.
-    """
-    command = [sys.executable, "-m", "draftsmith.cli", "serve", uri, "--json"]
-    command += ["--port", "0", "--poll", "0", *options]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert process.stdout is not None
-        try:
-            lines = []
-            for line in process.stdout:
-                lines.append(line)
-                if line == "}\n":
-                    break
-            else:
-                log.seek(0)
-                raise ConfigError(
-                    "starting the service",
-                    found=" ".join(log.read().split())[-_MOST_SHOWN:] or "nothing",
-                    expected="its address",
-                    remedy="run `draftsmith serve` with the same pair by hand",
-                )
-            yield json.loads("".join(lines))
-        finally:
-            process.terminate()
-            process.wait(_PATIENCE_S)
 
 
 def measure(arms: Mapping[str, Loop | Service], groups: Groups) -> dict[str, Any]:
@@ -322,8 +287,9 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         arms: dict[str, Loop | Service] = {}
         for name, length in ((DRAFTS, chosen.draft_length), (PLAIN, "0")):
-            started = stack.enter_context(served(uri, "--draft-length", length, *rows))
-            arms[name] = Service(started, chosen.num_tokens)
+            options = ("--poll", "0", "--draft-length", length, *rows)
+            process = stack.enter_context(running(uri, *options))
+            arms[name] = Service(process.facts, chosen.num_tokens)
         arms[LOOP] = Loop(pair.target.model, chosen.num_tokens)
         budget = Budget(chosen.budget)
         for index, concurrency in enumerate(chosen.concurrency):

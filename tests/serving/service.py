@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import socket
 import threading
@@ -13,16 +12,13 @@ from pathlib import Path
 import requests
 from openai import AsyncOpenAI, OpenAI
 
-from draftsmith.drafts.checkpoint import Lineage, save_draft
-from draftsmith.drafts.student import build_student
-from draftsmith.registry.pair import DraftIdentity, PairRecord
+from benchmarks.soak_pairs import draft_of_layers
+from draftsmith.registry.pair import PairRecord
 from draftsmith.serving.server import PairServer, ServeOptions
 from draftsmith.serving.settings import Limits
 from draftsmith.serving.source import PairSource
-from draftsmith.targets.identity import identify
 from draftsmith.targets.loading import load_target
 from tests import tiny_target
-from tests.registry.small_pairs import digest
 
 NAME = "demo"
 PINNED = "models:/demo/1"
@@ -42,22 +38,7 @@ def make_target(folder: Path) -> None:
 
 def make_draft(target_folder: Path, folder: Path, *, layers: tuple[int, ...]) -> PairRecord:
     """A draft of some of the target's layers, untrained; returns the record of the pair."""
-    target = load_target(target_folder, dtype="float32")
-    lineage = Lineage(
-        recipe="small",
-        recipe_digest=digest(f"small {layers}"),
-        target_digest=target.identity.digest,
-        tokenizer_digest=target.identity.tokenizer_digest,
-        corpus_digest=digest("c1"),
-        layers=layers,
-    )
-    folder.mkdir(parents=True)
-    student = build_student(target.model, layers, None)
-    manifest = save_draft(folder, student, None, lineage=lineage, training={})
-    return PairRecord(
-        target=dataclasses.asdict(identify(target_folder, "float32")),
-        draft=DraftIdentity.from_json(dataclasses.asdict(manifest)),
-    )
+    return draft_of_layers(load_target(target_folder, dtype="float32"), folder, layers)
 
 
 @contextlib.contextmanager

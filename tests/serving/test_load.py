@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from benchmarks.soak_load import offline
 from draftsmith.serving.served_pair import EngineOptions
 from tests.serving.service import (
     QUESTIONS,
@@ -18,12 +19,8 @@ from tests.serving.service import (
     wait_until,
 )
 
-NUM_CALLS = 40
-_API_NAMES = {
-    "max_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "stop": "stop_strings",
-}
+NUM_CALLS = 80  # 64 of them streams that are read to their end
+ROOM = {"max_rows": 6, "max_queue": NUM_CALLS}
 
 
 def mixed_bodies(seed):
@@ -41,13 +38,6 @@ def mixed_bodies(seed):
         chat(chance.choice(QUESTIONS), max_tokens=chance.randint(5, 40), **kinds[i % len(kinds)])
         for i in range(NUM_CALLS)
     ]
-
-
-def offline(pair, body, verify):
-    given = {key: value for key, value in body.items() if key not in ("model", "messages")}
-    sampling = {_API_NAMES.get(key, key): value for key, value in given.items()}
-    sampling["logit_bias"] = [(int(k), v) for k, v in given.get("logit_bias", {}).items()]
-    return pair.generate(body["messages"], verify=verify, **sampling).text
 
 
 async def one(client, body, *, is_cancelled, is_streamed):
@@ -69,7 +59,7 @@ async def one(client, body, *, is_cancelled, is_streamed):
 async def all_at_once(server, bodies):
     async with async_client_of(server) as client:
         calls = [
-            one(client, body, is_cancelled=i % 10 == 9, is_streamed=i % 2 == 0)
+            one(client, body, is_cancelled=i % 10 == 9, is_streamed=i % 10 != 4)
             for i, body in enumerate(bodies)
         ]
         return await asyncio.gather(*calls)
@@ -79,7 +69,7 @@ async def all_at_once(server, bodies):
 def test_answers_among_many_are_those_of_the_pair_offline(project, pair, verify):
     bodies = mixed_bodies(0)
     engine = EngineOptions(verify=verify)
-    with serving(project.root, engine=engine, limits={"max_rows": 6}) as server:
+    with serving(project.root, engine=engine, limits=ROOM) as server:
         answers = asyncio.run(all_at_once(server, bodies))
         wait_until(lambda: is_idle(server))
         assert server.state.gateway.thread._engines == {}

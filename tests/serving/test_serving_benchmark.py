@@ -7,6 +7,7 @@ import json
 import pytest
 
 from benchmarks import serving
+from benchmarks.service_process import running
 from draftsmith.errors import ConfigError, DecodingError
 from tests.serving.service import PINNED
 from tests.tiny_target import write_prompts
@@ -52,7 +53,7 @@ def test_a_service_that_does_not_start_says_why(project, monkeypatch):
     monkeypatch.chdir(project.root)
     with (
         pytest.raises(ConfigError, match="resolving 9 of demo"),
-        serving.served("models:/demo/9"),
+        running("models:/demo/9"),
     ):
         pass
 

@@ -17,6 +17,16 @@ from draftsmith.provenance import package_version
 from draftsmith.serving import api_errors
 from draftsmith.serving.answers import Answer
 from draftsmith.serving.api_errors import GONE, MOST_SHOWN, ApiError
+from draftsmith.serving.description import (
+    ERRORS,
+    HEALTH,
+    READINESS,
+    ChatCompletion,
+    Completion,
+    Model,
+    ModelList,
+    streamed,
+)
 from draftsmith.serving.gateway import Call, Gateway
 from draftsmith.serving.parameters import Body, encode, requests_of
 from draftsmith.serving.schema import ChatRequest, CompletionRequest
@@ -27,43 +37,44 @@ _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 def make_app(state: ServerState) -> FastAPI:
     """The app over a gateway that is running."""
-    app = FastAPI(title="draftsmith", version=package_version("draftsmith") or "0", redoc_url=None)
+    version = package_version("draftsmith") or "0"
+    app = FastAPI(title="draftsmith", version=version, redoc_url=None, responses=ERRORS)
     api_errors.install(app)
     gateway = state.gateway
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=streamed(ChatCompletion))
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Continue a chat."""
         return await _complete(body, request, gateway, state.text_work)
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=streamed(Completion))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue texts."""
         return await _complete(body, request, gateway, state.text_work)
 
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    @app.get("/v1/models", responses={200: {"model": ModelList}})
+    async def models() -> JSONResponse:
         """What is served."""
-        return {"object": "list", "data": [state.described()]}
+        return JSONResponse({"object": "list", "data": [state.described()]})
 
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
+    @app.get("/v1/models/{name:path}", responses={200: {"model": Model}})
+    async def model(name: str) -> JSONResponse:
         """One model."""
         _require_known(name, gateway)
-        return state.described()
+        return JSONResponse(state.described())
 
-    @app.get("/health")
+    @app.get("/health", responses=HEALTH)
     async def health() -> JSONResponse:
         """Whether it lives, which pair answers, and why another one does not."""
         return JSONResponse(state.health(), 200 if gateway.thread.is_alive else 503)
 
-    @app.get("/ready")
+    @app.get("/ready", responses=READINESS)
     async def ready() -> JSONResponse:
         """Whether new requests are welcome."""
         is_ready = gateway.thread.is_alive and not gateway.is_draining
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> PlainTextResponse:
         """Counters as Prometheus text."""
         return PlainTextResponse(state.exposition(), media_type=_PROMETHEUS)

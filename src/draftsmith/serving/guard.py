@@ -1,7 +1,8 @@
-"""What stands before the app: keys, size of bodies, and clients that are too slow.
+"""What stands before the app: crowds, keys, size of bodies, and clients that are too slow.
 
 A body that is refused is read to its end and dropped, within the client's time, so that the client
-reads the refusal and no broken connection. Keys are compared in constant time and never logged.
+reads the refusal and no broken connection; only where too many are in hand nothing is read. Keys
+are compared in constant time and never logged.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from draftsmith.serving.settings import Limits
 
 _PROTECTED = "/v1/"
 _FIRST_ERROR = 400
+_PROBES = 16  # requests besides those of the API: nobody may end a server because it is busy
 _LOG = logging.getLogger(__name__)
 
 
@@ -42,6 +44,7 @@ class Guard:
     ) -> None:
         self._app, self._limits, self._keys = app, limits, tuple(keys)
         self._on_refusal = on_refusal
+        self._num_held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -49,6 +52,18 @@ class Guard:
             await self._app(scope, receive, send)
             return
         sending = self._watched(send)
+        self._num_held += 1
+        try:
+            with contextlib.suppress(ConnectionAbortedError):  # it is in the log
+                await self._answer(scope, receive, sending)
+        finally:
+            self._num_held -= 1
+
+    async def _answer(self, scope: Scope, receive: Receive, sending: Send) -> None:
+        most = self._limits.max_requests + (0 if _is_protected(scope) else _PROBES)
+        if self._num_held > most:
+            await _crowded(most).response(scope, receive, sending)
+            return
         refusal = self._locked_out(scope)
         try:
             async with asyncio.timeout(self._limits.client_timeout_s):
@@ -60,11 +75,10 @@ class Guard:
         if refusal is not None:
             await refusal.response(scope, receive, sending)
         elif body is not None:
-            with contextlib.suppress(ConnectionAbortedError):  # it is in the log
-                await self._app(scope, _replayed(body, receive), sending)
+            await self._app(scope, _replayed(body, receive), sending)
 
     def _locked_out(self, scope: Scope) -> ApiError | None:
-        if not self._keys or not str(scope["path"]).startswith(_PROTECTED):
+        if not self._keys or not _is_protected(scope):
             return None
         given = b"".join(value for name, value in scope["headers"] if name == b"authorization")
         kind, _, key = given.partition(b" ")
@@ -114,6 +128,19 @@ class Guard:
                 raise ConnectionAbortedError("the client takes nothing") from None
 
         return sending
+
+
+def _is_protected(scope: Scope) -> bool:
+    return str(scope["path"]).startswith(_PROTECTED)
+
+
+def _crowded(most: int) -> ApiError:
+    return ApiError(
+        503,
+        f"{most} requests are in hand; try again in a second",
+        code="too_many_requests",
+        headers={"Retry-After": "1", "Connection": "close"},
+    )
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

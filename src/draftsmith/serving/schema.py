@@ -44,7 +44,7 @@ Stops = Annotated[
     Field(max_length=16, fail_fast=True),
     BeforeValidator(
         lambda value: [value] if isinstance(value, str) else value,
-        json_schema_input_type=StopString | list[StopString],
+        json_schema_input_type=StopString | Annotated[list[StopString], Field(max_length=16)],
     ),
 ]
 
@@ -60,8 +60,18 @@ def _few(data: Any) -> Any:  # noqa: ANN401  whatever was sent
 Few = BeforeValidator(_few)
 
 
+def _nullable(schema: dict[str, Any]) -> None:
+    """The description allows null, too, for what need not be given."""
+    for name, field in schema.get("properties", {}).items():
+        is_required = name in schema.get("required", ())
+        if not is_required and {"type": "null"} not in field.get("anyOf", ()):
+            schema["properties"][name] = {"anyOf": [field, {"type": "null"}]}
+
+
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra=_nullable
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -102,7 +112,9 @@ class SamplingFields(_Body):
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Few] = Field(
-        default_factory=dict, max_length=_MAX_NAMES
+        default_factory=dict,
+        max_length=_MAX_NAMES,
+        json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,10}$"}},
     )
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -136,6 +148,9 @@ class TextPart(_Body):
     text: Text
 
 
+Parts = Annotated[list[TextPart], Field(min_length=1, max_length=_MAX_ITEMS, fail_fast=True)]
+
+
 def _parts(content: object) -> object:
     """A plain text is a message of one part."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -145,11 +160,7 @@ class Message(_Body):
     """A turn of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        list[TextPart],
-        Field(min_length=1, max_length=_MAX_ITEMS, fail_fast=True),
-        BeforeValidator(_parts, json_schema_input_type=Text | list[TextPart]),
-    ]
+    content: Annotated[Parts, BeforeValidator(_parts, json_schema_input_type=Text | Parts)]
 
     @property
     def plain(self) -> dict[str, str]:

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from draftsmith.errors import ConfigError
 from draftsmith.serving.api import make_app
+from draftsmith.serving.connections import Connection
 from draftsmith.serving.follower import Follower, FollowOptions
 from draftsmith.serving.gateway import Gateway
 from draftsmith.serving.guard import Guard
@@ -27,7 +27,6 @@ from draftsmith.serving.source import PairSource
 from draftsmith.serving.state import ServerState
 
 _GRACE_S = 5  # for callers to be told that they get no answer
-_SPARE_CONNECTIONS = 256  # beyond those whose samples there is room for: idle ones, refusals
 _LOOPBACK = ("127.", "::1", "localhost")
 _LOG = logging.getLogger(__name__)
 
@@ -146,12 +145,11 @@ class PairServer:
         config = uvicorn.Config(
             app,
             lifespan="off",
-            http=_Protocol,
+            http=Connection,
             ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=limits.max_rows + limits.max_queue + _SPARE_CONNECTIONS,
             timeout_keep_alive=math.ceil(limits.client_timeout_s),
             timeout_graceful_shutdown=options.drain_s + 2 * _GRACE_S,  # should ours not be heard
         )
@@ -219,19 +217,6 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             self._loop.call_soon_threadsafe(self._give_up)
         self.should_exit = self._gateway.is_draining = True
-
-
-class _Protocol(H11Protocol):
-    """Uvicorn's, whatever else is installed; who connects and sends no request is shut out."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a request as long as for a body."""
-        super().connection_made(transport)
-        self.loop.call_later(self.timeout_keep_alive, self._lose_patience)
-
-    def _lose_patience(self) -> None:
-        if self.cycle is None:
-            self.transport.close()
 
 
 def _bound(host: str, port: int) -> socket.socket:

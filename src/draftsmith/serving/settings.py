@@ -9,6 +9,7 @@ from pathlib import Path
 from draftsmith.errors import ConfigError
 
 KEYS_VARIABLE = "DRAFTSMITH_API_KEYS"
+_SPARE_REQUESTS = 256  # beyond those that there is room for: short ones, and refusals
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class Limits:
                     expected=f"at least {least.get(name, 0.001)}",
                     remedy="pass a valid one",
                 )
+
+    @property
+    def max_requests(self) -> int:
+        """Requests that are in hand at once, whatever they ask for."""
+        return self.max_rows + self.max_queue + _SPARE_REQUESTS
 
 
 def read_keys(file: Path | None) -> tuple[bytes, ...]:

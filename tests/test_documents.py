@@ -93,7 +93,7 @@ def test_every_module_and_script_that_the_documents_run_exists():
 COMMANDS = [
     (document, line)
     for document, block in _blocks("bash")
-    for line in block.splitlines()
+    for line in block.replace("\\\n", " ").splitlines()
     if line.startswith("draftsmith ")
 ]
 

@@ -165,7 +165,7 @@ def test_every_field_of_a_record_has_its_meaning(cls: type):
 def test_a_request_is_told_with_its_limits():
     rows = {line.split("`")[1]: line for line in request(ChatRequest).splitlines()[2:]}
     assert set(rows) == set(ChatRequest.model_fields)
-    assert "number >=0 &lt;=2 | `1.0`" in rows["temperature"]
+    assert "number >=0 &lt;=2 or null | `1.0`" in rows["temperature"]
     assert "or null" in rows["seed"]
     assert "required" in rows["messages"]
 

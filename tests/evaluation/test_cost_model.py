@@ -194,7 +194,7 @@ def test_mean_and_variance_of_a_round_are_those_of_its_outcomes():
 
 
 def evaluated_texts(taus, num_tokens):
-    prompts = [{"tau": {"0.0": tau}, "num_tokens": {"0.0": num_tokens}} for tau in taus]
+    prompts = [{"tau": {"0.0": tau}, "num_rounds": {"0.0": num_tokens / tau}} for tau in taus]
     copied = {"0.0": {"share": 0.0, "survival": []}}
     return {"survival": {"0.0": [0.6]}, "copied": copied, "prompts": [*prompts, {"tau": {}}]}
 

@@ -23,6 +23,7 @@ def number(word):
 @pytest.mark.slow
 def test_the_worked_plan_is_what_its_command_prints(monkeypatch):
     monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")  # rich's width where there is no terminal
     page = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
     worked = page.partition("## A worked plan")[2]
     command, shown = re.findall(r"```(?:bash)?\n(.*?)```", worked, flags=re.DOTALL)[:2]

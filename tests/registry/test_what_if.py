@@ -12,7 +12,7 @@ from draftsmith.artifacts import write_json, write_text
 from draftsmith.cli import app
 from draftsmith.drift.prediction import predicted_tau
 from draftsmith.errors import EvidenceError
-from draftsmith.registry.pair import PairVersion, RegisteredPair
+from draftsmith.registry.pair import PairVersion, RegisteredPair, pair_digest
 from draftsmith.registry.what_if import Aged, Service, aged_drafts, outcome, retention
 from tests.registry.small_pairs import SOURCE, TAGS, digest, make_files, make_record
 
@@ -31,7 +31,7 @@ SERVICE = Service(tokens_per_day=36e6, price_per_hour=2.0, training_hours=5.0)
 
 
 def version(number, target, draft, alpha):
-    tags = {} if alpha is None else {"alpha": str(alpha)}
+    tags = {} if alpha is None else {"alpha": str(alpha), "temperature": "0.0"}
     pair = RegisteredPair(
         "demo", str(number), f"{target}{draft}", target, draft, "small", "r", "c", live_drift=False
     )
@@ -59,10 +59,16 @@ def test_a_draft_that_later_targets_took_over_ages_by_their_number():
 
 
 def test_the_incumbent_test_tells_of_the_current_target_too():
-    incumbent = {"incumbent": {"draft_digest": "d1"}, "pooled": {"proposed": 0.3}}
+    incumbent = {
+        "incumbent": {"draft_digest": "d1"},
+        "record": {"pair_digest": pair_digest("t2", "d1")},
+        "by_temperature": {"0.0": {"proposed": 0.3}, "0.7": {"proposed": 0.2}},
+    }
     versions = [version(1, "t1", "d1", 0.5)]
     assert ages(versions, incumbent, "t2") == {("d1", 0): 0.5, ("d1", 1): 0.3}
-    assert ages(versions, {"incumbent": None, "pooled": None}, "t2") == {("d1", 0): 0.5}
+    for nothing in ({"incumbent": None}, {"record": None}, {"by_temperature": {"0.7": {}}}):
+        assert ages(versions, incumbent | nothing, "t2") == {("d1", 0): 0.5}
+    assert ages(versions, incumbent, "t3") == {("d1", 0): 0.5}, "it is of another target"
     registered = [*versions, version(2, "t2", "d2", 0.6)]
     assert ages(registered, incumbent, "t2")[("d1", 1)] == 0.3
 
@@ -98,7 +104,7 @@ def test_a_new_draft_has_paid_when_it_saved_its_device_hours():
 def test_it_never_pays_where_the_old_draft_is_as_good():
     assert outcome(MEASURED, SERVICE, fresh=0.5, aged=0.5).break_even_days is None
     slow = dataclasses.replace(SERVICE, batch_size=64)
-    assert outcome(MEASURED, slow, fresh=0.5, aged=0.0).speedup == (1.1, 1.0)
+    assert outcome(MEASURED, slow, fresh=0.5, aged=0.0).speedup == pytest.approx((1.1, 1.0))
 
 
 def test_half_the_traffic_takes_twice_the_days():
@@ -141,9 +147,9 @@ def test_the_command_prices_the_champion_by_the_registrys_history(project):
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["retention"] == pytest.approx(0.8)
-    assert found["alpha"] == pytest.approx([0.4, 0.32])
+    assert found["alpha"] == pytest.approx([0.5, 0.4])
     assert [entry["alpha"] for entry in found["alpha_by_updates"]] == [0.5, 0.4]
-    expected = outcome(MEASURED, SERVICE, fresh=0.4, aged=0.32)
+    expected = outcome(MEASURED, SERVICE, fresh=0.5, aged=0.4, own=0.4)
     assert found["break_even_days"] == pytest.approx(expected.break_even_days)
     later = json.loads(run(project, "--updates", "3", "--json").stdout)
     assert later["break_even_days"] < found["break_even_days"]

@@ -102,6 +102,8 @@ def test_a_tiny_pair_is_made_on_the_spot(tmp_path):
 def test_a_server_under_load_follows_every_move_and_drains(project, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(project.root)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for variable in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+        monkeypatch.delenv(variable, raising=False)  # the soak drops them for good
     before = project.store.champion().version, len(project.store.history())
     write_prompts(tmp_path / "prompts.jsonl")
     out = tmp_path / "soak.json"

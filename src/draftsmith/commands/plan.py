@@ -188,11 +188,13 @@ class _Asked:
 
         if self.target is not None:
             return config_folder(self.target)
-        record = self.root / "build/target.json"
-        if not has_config(section.source) and record.exists():
+        record, source = self.root / "build/target.json", section.source
+        if (self.root / source).exists():  # relative to the project, as for the stages
+            source = str(self.root / source)
+        if not has_config(source) and record.exists():
             return target_directory(self.root / _TARGETS, str(read_json(record)["digest"]))
         revision = "" if section.revision is None else f"@{section.revision}"
-        return config_folder(f"{section.source}{revision}")
+        return config_folder(f"{source}{revision}")
 
     def _corpus(self) -> CorpusSize:
         """Counted where it is the project's own and nothing else is expected."""

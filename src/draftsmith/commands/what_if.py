@@ -12,8 +12,17 @@ from rich.console import Console
 from draftsmith.artifacts import read_json
 from draftsmith.commands.common import HERE, AsJson, Root, open_store, reported, write_json
 from draftsmith.errors import EvidenceError
+from draftsmith.registry.pair import PairVersion
 from draftsmith.registry.records import CHAMPIONS
-from draftsmith.registry.what_if import Aged, Service, aged_drafts, outcome, report, retention
+from draftsmith.registry.what_if import (
+    Aged,
+    Service,
+    aged_drafts,
+    alpha_when_new,
+    outcome,
+    report,
+    retention,
+)
 from draftsmith.report.terminal import what_if_line, what_if_table
 
 _INCUMBENT = Path("reports/incumbent.json")
@@ -42,17 +51,32 @@ def what_if(  # noqa: PLR0913  a command's options
     champion = store.resolve("@champion")
     target = _optional(root / _TARGET)
     drafts = aged_drafts(store.versions(), _optional(root / _INCUMBENT), target.get("digest"))
-    fresh = float(champion.tags["alpha"])
+    own = _alpha_of(champion)
+    fresh = alpha_when_new(drafts, champion.pair.draft_digest) or own
     aged = _aged_alpha(drafts, fresh, updates) if alpha is None else alpha
     folder = store.fetch(champion.pair, root / CHAMPIONS)
     measured = _optional(folder / "evidence" / "benchmark.json")
     service = Service(tokens_per_day, price, training_hours, batch)
-    found = report(drafts, outcome(measured, service, fresh=fresh, aged=aged), updates=updates)
+    found = report(
+        drafts, outcome(measured, service, fresh=fresh, aged=aged, own=own), updates=updates
+    )
     if as_json:
         write_json(found)
         return
     Console().print(what_if_table(found))
     typer.echo(what_if_line(found))
+
+
+def _alpha_of(champion: PairVersion) -> float:
+    try:
+        return float(champion.tags["alpha"])
+    except KeyError:
+        raise EvidenceError(
+            f"reading the alpha of version {champion.pair.version}",
+            found="no tag `alpha`",
+            expected="a version that `dvc repro` registered",
+            remedy="rerun `dvc repro`, which measures and registers the pair",
+        ) from None
 
 
 def _optional(path: Path) -> Mapping[str, Any]:
@@ -68,4 +92,4 @@ def _aged_alpha(drafts: Sequence[Aged], fresh: float, updates: int) -> float:
             expected="one that was: the incumbent test does so when the target changes",
             remedy="change the target and run `dvc repro`, or give the old draft's --alpha",
         )
-    return float(fresh * kept**updates)
+    return float(min(1.0, fresh * kept**updates))

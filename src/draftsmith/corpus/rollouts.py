@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from draftsmith.artifacts import digest_json, read_json, write_json
 from draftsmith.decoding import Event, Request, SamplingParams
-from draftsmith.errors import ArtifactError, DraftsmithError
+from draftsmith.errors import ArtifactError
 
 _LOG = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def roll_out(
             event of the decoder.
 
     Raises:
-        DraftsmithError: Of the decoder; what it finished is stored.
+        DraftsmithError: Of the decoder; what it finished is stored, as it is whatever ends this.
     """
     wanted = {job.key: job for job in jobs}
     finished = {rollout.key: rollout for rollout in store.read() if rollout.key in wanted}
@@ -154,7 +154,7 @@ def roll_out(
         for rollout in _decode(decoder, missing, limits, on_start(len(missing))):
             store.add(rollout)
             finished[rollout.key] = rollout
-    except DraftsmithError:
+    except (Exception, KeyboardInterrupt):
         store.flush()
         raise
     store.flush()

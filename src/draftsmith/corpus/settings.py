@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
+_LONGEST_TIMEOUT_S = 86_400
+
 
 @dataclass(frozen=True)
 class SourceConfig:
@@ -104,8 +106,8 @@ class CorpusConfig:
             raise ValueError("endpoints must differ from one another")
         if self.backend == "openai" and not (self.endpoints and self.endpoint_model):
             raise ValueError("backend openai needs endpoints and endpoint_model")
-        if not self.endpoint_timeout_s > 0:
-            raise ValueError("endpoint_timeout_s must be above 0")
+        if not 0 < self.endpoint_timeout_s <= _LONGEST_TIMEOUT_S:
+            raise ValueError(f"endpoint_timeout_s must be in 0..{_LONGEST_TIMEOUT_S}, above 0")
 
 
 def _is_address(url: str) -> bool:

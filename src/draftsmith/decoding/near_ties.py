@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftsmith.decoding.batch import pad_prompts
+from draftsmith.decoding.batch import pad_prompts, to_device
 from draftsmith.decoding.slot_model import SlotModel
 
 ROWS = 8  # of the batches that are compared
@@ -120,7 +120,7 @@ def _replay(
         tokens, positions = pad_prompts(heads, target.device)
         slots.forward(tokens, positions, span=longest, keep=0)
     tokens, places = pad_prompts([i + [0] * (steps - len(i)) for i in inputs], target.device)
-    positions = places + torch.tensor([[len(head)] for head in heads], device=target.device)
+    positions = places + to_device([[len(head)] for head in heads], target.device)
     logits = [
         slots.forward(tokens[:, i : i + width], positions[:, i : i + width], span=longest + steps)
         for i in range(0, steps, width)
@@ -140,7 +140,7 @@ def _compare(
     if position == shared:
         # One is a prefix of the other: no two tokens to compare, so nothing can excuse it.
         return Divergence(name, position, float("1e9"))
-    ids = torch.tensor([prompt_ids + plain[:position]], device=target.device)
+    ids = to_device([prompt_ids + plain[:position]], target.device)
     logits = target(input_ids=ids).logits[0, -1].float()
     gap = abs(float(logits[plain[position]] - logits[other[position]]))
     return Divergence(name, position, gap)

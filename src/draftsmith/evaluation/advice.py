@@ -84,6 +84,8 @@ def advice_report(
         EvidenceError: Acceptance was not measured.
     """
     _require_measured(survivals)
+    drafted = min(plan.longest.draft, pair.draft.max_draft_length)
+    plan = replace(plan, longest=plan.longest._replace(draft=drafted))
     end = time.monotonic() + plan.seconds
     target = pair.target
     axes = Axes(plan.batch_sizes, _held(plan, pair))

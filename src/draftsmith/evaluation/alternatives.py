@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +25,7 @@ from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.int8 import can_be_int8, with_int8_linears
 from draftsmith.evaluation.sweep import OnDone
 from draftsmith.evaluation.timing import Arm, Timings, interleave, speed_ratio
+from draftsmith.targets.loading import available_bytes
 
 INT8 = "int8"
 SCHEMES = (INT8, "bfloat16", "float32")  # most telling first
@@ -155,10 +155,15 @@ def left_out(target: PreTrainedModel, scheme: str) -> str | None:
             return "the target has no linear layers of a size that torch's kernel takes"
         return None
     dtype = getattr(torch, scheme)
-    if dtype == target.dtype or target.device.type != "cpu":
+    if dtype == target.dtype:
         return None
-    needed = sum(parameter.numel() for parameter in target.parameters()) * dtype.itemsize
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # It is copied first and converted behind that.
+    size = max(dtype.itemsize, target.dtype.itemsize)
+    needed = sum(parameter.numel() for parameter in target.parameters()) * size
+    if target.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(target.device)
+    else:
+        free = available_bytes()
     return f"needs {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB" if needed > free else None
 
 

@@ -43,6 +43,7 @@ from draftsmith.evaluation.timing import Arm, Timings, interleave, speed_ratio
 
 _LOG = logging.getLogger(__name__)
 
+_SCHEMA = 2  # of finished phases; since 2 costs reach as far as copies beside a tree
 _COST_CONTEXT = 160  # tokens before an isolated forward: about the middle of a short answer
 # Name -> the arm above and the arm below the line.
 _RATIOS = {
@@ -364,7 +365,8 @@ class Bench:
         accepted = [evaluated[name] for name in ("survival", "copied")]
         settings = [asdict(self.config), lookup_length, dict(device)]
         guesses = evaluated.get("guesses", {})
-        key = digest_json([identity, *settings, ordered, accepted, guesses])
+        # The costs' widths follow from the configuration: another rule for them is another key.
+        key = digest_json([_SCHEMA, identity, *settings, ordered, accepted, guesses])
         folder = partial / short(key)
         contestants = Contestants(self.target, draft, self.stop_ids, lookup_length)
         bench = PairBench(self.config, contestants, ordered, folder, self.on_phase)

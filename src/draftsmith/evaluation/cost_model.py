@@ -154,9 +154,9 @@ class Survival:
 def _spread(prompts: Iterable[Mapping[str, Any]], key: str, survived: Survival) -> float:
     """How far texts differ, without the noise of the rounds that each was seen in."""
     seen = [
-        (float(prompt["tau"][key]) - 1, prompt["num_tokens"][key] / prompt["tau"][key])
+        (float(prompt["tau"][key]) - 1, prompt["num_rounds"][key])
         for prompt in prompts
-        if key in prompt.get("tau", ()) and prompt["num_tokens"].get(key)
+        if key in prompt.get("num_rounds", ())
     ]
     mean = sum(accepted for accepted, _ in seen) / len(seen) if seen else 0.0
     if len(seen) < _FEWEST_TEXTS or mean == 0:

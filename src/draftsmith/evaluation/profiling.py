@@ -33,6 +33,7 @@ _LOG = logging.getLogger(__name__)
 _WIDTHS = (1, 2, 3, 5, 9, 17)  # measured; those between are interpolated
 _CONTEXTS = (64, 512, 2048)
 _PACKAGES = ("draftsmith", "torch", "transformers")
+_SCHEMA = 2  # of kept costs: since 2 a head's verification holds the fusing of its features
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,7 @@ def cost_key(pair_digest: str, model: PreTrainedModel, grid: Grid) -> dict[str, 
     device = model.device
     is_gpu = device.type == "cuda"
     return {
+        "schema": _SCHEMA,
         "pair_digest": pair_digest,
         "device": torch.cuda.get_device_name(device) if is_gpu else provenance.processor_name(),
         "threads": torch.get_num_threads(),

@@ -226,10 +226,12 @@ class Evaluator:
             record["positions"][key] = self._positions(domains, results)
             record["copied"][key] = copied_rounds(traces, self.config.lookup_length)
         for prompt in record["prompts"]:
+            traces_of = {
+                _key(t): r[i].trace for t, r in decoded.items() if (i := prompt["prompt_id"]) in r
+            }
+            prompt["num_rounds"] = {key: trace.num_rounds for key, trace in traces_of.items()}
             prompt["tau"] = {
-                _key(t): sum(r[i].trace.committed) / r[i].trace.num_rounds
-                for t, r in decoded.items()
-                if (i := prompt["prompt_id"]) in r
+                key: sum(trace.committed) / trace.num_rounds for key, trace in traces_of.items()
             }
 
     def _positions(

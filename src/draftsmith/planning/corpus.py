@@ -66,13 +66,27 @@ class CorpusSize:
         return self.train_tokens / self.train_responses
 
 
+def _require_some(number: int, what: str) -> None:
+    if number == 0:
+        raise CorpusError(
+            "planning the corpus",
+            found=f"no {what} outside the eval split",
+            expected="something to learn from",
+            remedy="name more prompts, or lower `corpus.eval_fraction`",
+        )
+
+
 def counted(splits: Mapping[str, Sequence[Rollout]]) -> CorpusSize:
     """The size of a corpus that is there.
 
     Args:
         splits: Rollouts of `train` and `eval`.
+
+    Raises:
+        CorpusError: There is nothing to train on.
     """
     train = [row for row in splits["train"] if row.response_ids]
+    _require_some(len(train), "rollouts with a response")
     longest = max(len(row.prompt_ids) + len(row.response_ids) for row in train)
     response = max(len(row.response_ids) for row in train)
     return CorpusSize(
@@ -105,6 +119,7 @@ def at_most(config: CorpusConfig, expected: Expected, *, root: Path) -> CorpusSi
     # Self-written prompts are for the evaluation only if there are no others.
     held_out = round((given or written) * config.eval_fraction)
     train = (given + written - held_out) * len(config.train_temperatures)
+    _require_some(train, "training prompts")
     evaluated = held_out * len(config.eval_temperatures)
     prompt = expected.prompt_tokens or config.max_prompt_tokens
     response = expected.response_tokens or config.max_new_tokens

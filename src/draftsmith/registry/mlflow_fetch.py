@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from draftsmith.registry.mlflow_connection import Connection
 
 _ORIGIN = "origin.json"
+_RUNS = "runs:/"
 
 
 def fetch_pair(connection: Connection, pair: RegisteredPair, into: Path) -> Path:
@@ -131,6 +132,9 @@ def _is_held(connection: Connection, uri: str) -> bool:
 
 
 def _listed(connection: Connection, uri: str) -> list[FileInfo]:
+    if uri.startswith(_RUNS):  # MLflow takes no such address of a run's whole folder
+        run_id, _, path = uri.removeprefix(_RUNS).partition("/")
+        return connection.client.list_artifacts(run_id, path or None)
     return list_artifacts(artifact_uri=uri, tracking_uri=connection.uri)
 
 
@@ -144,12 +148,12 @@ def _download(connection: Connection, version: ModelVersion, into: Path) -> None
     # The name begins with the day: a later copy is whole where an upload before it was killed.
     newest = max((path for path in held if path.endswith(f"_{digest[:8]}")), default=None)
     if newest is not None:
-        _download_part(connection, f"runs:/{run_id}/{newest}", into)
+        _download_part(connection, f"{_RUNS}{run_id}/{newest}", into)
         fetched = into / PurePosixPath(newest).name
         if fetched.is_dir():  # a folder that lost its files is not downloaded
             fetched.rename(into / EVIDENCE)
     if _names(connection, version):
-        _download_part(connection, f"runs:/{run_id}/{DEVICE_EVIDENCE}", into)
+        _download_part(connection, f"{_RUNS}{run_id}/{DEVICE_EVIDENCE}", into)
 
 
 def _names(connection: Connection, version: ModelVersion) -> list[str]:

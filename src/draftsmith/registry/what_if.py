@@ -17,7 +17,7 @@ from typing import Any
 from draftsmith.drift.prediction import predicted_tau
 from draftsmith.errors import EvidenceError
 from draftsmith.evaluation.choice import entry_of
-from draftsmith.registry.pair import PairVersion
+from draftsmith.registry.pair import PairVersion, pair_digest
 
 _SECONDS_PER_HOUR = 3600
 _LEAST_ALPHA = 1e-6  # an alpha of 0 has no logarithm
@@ -47,7 +47,8 @@ def aged_drafts(
         versions: Of the registry, oldest first; targets are counted in the order in which they came
             to it. A target that came back is none that came later.
         incumbent: reports/incumbent.json: the draft of another target on the current one; empty
-            where there is none.
+            where there is none. One that is of another target than the current, or has no alpha at
+            the temperature of the versions' tags, tells nothing.
         target_digest: The current target.
     """
     seen = [
@@ -55,9 +56,14 @@ def aged_drafts(
         for v in versions
         if "alpha" in v.tags
     ]
-    pair, pooled = incumbent.get("incumbent"), incumbent.get("pooled")
-    if pair and pooled and target_digest is not None:
-        seen.append((str(pair["draft_digest"]), target_digest, float(pooled["proposed"])))
+    temperatures = {v.tags["temperature"] for v in versions if "temperature" in v.tags}
+    pair, measured = incumbent.get("incumbent"), incumbent.get("record")
+    if pair and measured and target_digest is not None and len(temperatures) == 1:
+        draft, (temperature,) = str(pair["draft_digest"]), temperatures
+        is_current = measured.get("pair_digest") == pair_digest(target_digest, draft)
+        proposed = (incumbent.get("by_temperature") or {}).get(temperature)
+        if is_current and proposed:
+            seen.append((draft, target_digest, float(proposed["proposed"])))
     targets = dict.fromkeys(target for _, target, _ in seen)
     order = {target: index for index, target in enumerate(targets)}
     first: dict[str, int] = {}
@@ -67,6 +73,11 @@ def aged_drafts(
         if updates >= 0:
             found.setdefault((draft, updates), Aged(draft, updates, alpha))
     return list(found.values())
+
+
+def alpha_when_new(drafts: Sequence[Aged], draft_digest: str) -> float | None:
+    """What a draft had on the target that it was first evaluated on; None where nobody knows."""
+    return next((d.alpha for d in drafts if (d.draft_digest, d.updates) == (draft_digest, 0)), None)
 
 
 def retention(drafts: Sequence[Aged]) -> float | None:
@@ -122,21 +133,30 @@ class Outcome:
     break_even_days: float | None
 
 
-def outcome(measured: Mapping[str, Any], service: Service, *, fresh: float, aged: float) -> Outcome:
+def outcome(
+    measured: Mapping[str, Any],
+    service: Service,
+    *,
+    fresh: float,
+    aged: float,
+    own: float | None = None,
+) -> Outcome:
     """What a new draft saves over the old one on a new target.
 
     Args:
         measured: The pair's record of the benchmark.
         service: Traffic and price.
-        fresh: Alpha of a new draft: that which the pair had when it was measured.
+        fresh: Alpha of a new draft on its target.
         aged: Alpha of the old draft on the new target.
+        own: Alpha that the pair had when it was measured; None is that of a new draft.
 
     Raises:
         EvidenceError: The record does not say how fast the target decodes alone.
     """
     speedup, length, plain = _speed(measured, service.batch_size)
-    scale = speedup / predicted_tau(fresh, length)
-    speedups = (max(1.0, speedup), max(1.0, scale * predicted_tau(aged, length)))
+    scale = speedup / predicted_tau(fresh if own is None else own, length)
+    new, old = (max(1.0, scale * predicted_tau(alpha, length)) for alpha in (fresh, aged))
+    speedups = (new, old)
     per_hour = [plain * value * _SECONDS_PER_HOUR for value in speedups]
     hours = (service.tokens_per_day / per_hour[0], service.tokens_per_day / per_hour[1])
     saved = hours[1] - hours[0]

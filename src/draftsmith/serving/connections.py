@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
@@ -28,6 +29,19 @@ class Connection(H11Protocol):
     _waits_since_s = 0.0
     _patience: asyncio.TimerHandle | None = None
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401  uvicorn's
+        super().__init__(*arguments, **options)
+        self.app = self._ending(self.app)
+
+    def _ending(self, app: Any) -> Any:  # noqa: ANN401  uvicorn types no application
+        async def answering(*channels: Any) -> None:  # noqa: ANN401
+            await app(*channels)
+            if self.cycle is not None and not self.cycle.response_complete:
+                # The client takes nothing: closing would wait for it to take what is unsent.
+                self.transport.abort()
+
+        return answering
+
     @property
     def is_waiting(self) -> bool:
         """Whether it has no request in hand."""
@@ -38,9 +52,10 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._wait()
         others = (other for other in self.connections if isinstance(other, Connection))
-        waiting = [other for other in others if other.is_waiting]
-        if len(waiting) > MOST_WAITING:
-            min(waiting, key=lambda other: other._waits_since_s).transport.abort()
+        waiting = [o for o in others if o.is_waiting and not o.transport.is_closing()]
+        waiting.sort(key=lambda other: other._waits_since_s)
+        for other in waiting[: max(0, len(waiting) - MOST_WAITING)]:
+            other.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
@@ -76,6 +91,8 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  uvicorn's, the same for all
         """Refuse what is no HTTP, and headers without end."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return  # bytes behind a request that is being answered; the connection ends with it
         fault = sys.exception()
         hint = getattr(fault, "error_status_hint", None)
         status = _TOO_LARGE if hint == _TOO_LARGE else 400

@@ -73,6 +73,8 @@ class Follower:
         self._stop = threading.Event()
         self._old: ServedPair | None = None  # answers what it began
         self._between_s = self._next_try_s = 0.0
+        self._tried: str | None = None  # the version that was tried last
+        self._broken_off: str | None = None  # why it could not be fetched
         self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
         state.swap.followed = options.source.uri
 
@@ -104,9 +106,9 @@ class Follower:
                 _LOG.warning("event=registry_unreachable error=%s", error)
             swap.unreachable = str(error)
             return
-        swap.unreachable = None
+        swap.unreachable = self._broken_off if str(version) == self._tried else None
         if version == self._state.gateway.served.version:
-            swap.refused = None
+            swap.refused = swap.unreachable = self._tried = None
         elif self._old is not None:
             # A third pair waits until there is room for it; the old one only has to come back.
             if version == self._old.version:
@@ -115,11 +117,13 @@ class Follower:
             self._try(str(version))
 
     def _may_try(self, version: str) -> bool:
-        refused = self._state.swap.refused
-        if refused is None or refused.version != version:
+        if version != self._tried:
+            self._tried, self._broken_off = version, None
             self._between_s = self._options.poll_s
             return True
-        return not refused.is_final and time.monotonic() >= self._next_try_s
+        refused = self._state.swap.refused
+        is_final = refused is not None and refused.version == version and refused.is_final
+        return not is_final and time.monotonic() >= self._next_try_s
 
     def _let_go(self) -> None:
         """Free the old pair once it has answered what it began."""
@@ -171,8 +175,9 @@ class Follower:
         self._between_s = min(2 * self._between_s, _MOST_BETWEEN_S)
         self._next_try_s = time.monotonic() + self._between_s
         # A registry that went away says nothing about the pair.
-        if type(error) is RegistryError:
-            swap.unreachable = str(error)
+        self._broken_off = str(error) if type(error) is RegistryError else None
+        if self._broken_off is not None:
+            swap.unreachable = self._broken_off
             return
         reason = str(error) or repr(error)
         refusal = Refusal(version, reason, isinstance(error, _FINAL))

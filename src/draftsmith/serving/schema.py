@@ -65,7 +65,9 @@ def _nullable(schema: dict[str, Any]) -> None:
     for name, field in schema.get("properties", {}).items():
         is_required = name in schema.get("required", ())
         if not is_required and {"type": "null"} not in field.get("anyOf", ()):
-            schema["properties"][name] = {"anyOf": [field, {"type": "null"}]}
+            outer = {key: field[key] for key in ("default", "description", "title") if key in field}
+            inner = {key: value for key, value in field.items() if key not in outer}
+            schema["properties"][name] = {"anyOf": [inner, {"type": "null"}], **outer}
 
 
 class _Body(BaseModel):

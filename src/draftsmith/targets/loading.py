@@ -5,6 +5,7 @@ Knows nothing of where targets come from; `source` puts them where this module f
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ from draftsmith.targets.identity import TargetIdentity, identify
 from draftsmith.targets.snapshot import held_identity
 
 STORED = "stored"
+_MEMORY = Path("/proc/meminfo")
+_CONTAINER = Path("/sys/fs/cgroup")  # of this process, where it is in a container
+_CONTAINER_FILES = ("memory.max", "memory.current")
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,22 @@ def _load(directory: Path, identity: TargetIdentity, dtype: str, device: str) ->
 
 
 def fits_memory(identity: TargetIdentity) -> bool:
-    """Whether the weights, in the dtype that they are served in, fit into this machine's memory."""
+    """Whether the weights, in the dtype that they are served in, fit into what memory is free."""
     needed_bytes = identity.num_parameters * DTYPES[identity.dtype].itemsize
-    return needed_bytes < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return needed_bytes < available_bytes()
+
+
+def available_bytes() -> int:
+    """Memory that this process may still take: of the machine, and of its container if it has one.
+
+    Where the system does not tell, all of the machine's.
+    """
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
+        lines = _MEMORY.read_text().splitlines()
+        found = next(line for line in lines if line.startswith("MemAvailable:"))
+        available = int(found.split()[1]) * 1024
+    with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+        limit, taken = (int((_CONTAINER / name).read_text()) for name in _CONTAINER_FILES)
+        available = min(available, max(0, limit - taken))
+    return available

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from draftsmith.decoding import Lengths
+from draftsmith.evaluation import alternatives
 from draftsmith.evaluation.alternatives import (
     SCHEMES,
     AlternativeRun,
@@ -106,7 +107,7 @@ def test_agreement_is_that_of_the_answers_own_tokens(target, greedy):
 def test_what_cannot_be_measured_says_why(target, monkeypatch):
     assert left_out(target, "int8") is None
     assert left_out(target, "float32") is None
-    monkeypatch.setattr("os.sysconf", lambda name: 1)
+    monkeypatch.setattr(alternatives, "available_bytes", lambda: 1)
     assert "GB" in left_out(target, "bfloat16")
     assert left_out(target, "float32") is None
 

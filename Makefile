@@ -51,7 +51,7 @@ test: setup ## lint, type-check, check the layers, run the tests
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-bench: setup ## measure the decoder against Transformers on this machine (about 8 minutes)
+bench: setup ## measure the decoder against Transformers on this machine (8 to 14 minutes)
 	$(BIN)/python -m benchmarks.decoder
 
 vllm-check: setup $(VLLM_READY) ## compare the exported champion in real vLLM with our engine (takes 3.5 GB; OUT=FILE)

@@ -304,6 +304,17 @@ def test_a_version_whose_files_were_damaged_is_refused_by_name(root, register, n
     assert list((root / "models" / "champions").iterdir()) == []
 
 
+def test_a_store_that_this_machine_does_not_see_marks_nothing_as_damaged(root, register):
+    store = PairStore(root, CONFIG)
+    register()
+    (root / "mlartifacts").rename(root / "unmounted")
+    with pytest.raises(RegistryError, match="found no folder .*mlartifacts"):
+        verify(store, "1", root=root)
+    assert store.resolve("1").damage is None
+    (root / "unmounted").rename(root / "mlartifacts")
+    assert store.fetch(store.resolve("1").pair, root / "fetched").is_dir()
+
+
 @pytest.mark.parametrize("name", ["MLmodel", "artifacts/pyfunc_model.py", "draftsmith/errors.py"])
 @pytest.mark.parametrize("damage", ["changed", "lost", "added"])
 def test_what_mlflow_executes_is_hashed_by_verify(root, register, name, damage):

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from mlflow.artifacts import download_artifacts, list_artifacts
 from mlflow.exceptions import MlflowException
@@ -124,6 +125,23 @@ def _download_part(connection: Connection, uri: str, into: Path) -> None:
             raise
 
 
+def _require_store(location: str) -> None:
+    """Refuse where the store is a folder that this machine does not see: nothing is lost there.
+
+    A version lies in `<store>/models/<id>/artifacts`.
+    """
+    address = urlsplit(location)
+    if address.scheme in ("", "file"):
+        store = Path(unquote(address.path)).parents[2]
+        if not store.is_dir():
+            raise RegistryError(
+                "fetching a registered pair",
+                found=f"no folder {store}",
+                expected="the artifact store that the pair was registered in",
+                remedy="mount it here, or let the tracking server hand out artifacts",
+            )
+
+
 def _is_held(connection: Connection, uri: str) -> bool:
     """Whether the artifact store lists a file, or a folder that is not empty."""
     folder, _, name = uri.rpartition("/")
@@ -141,6 +159,7 @@ def _listed(connection: Connection, uri: str) -> list[FileInfo]:
 def _download(connection: Connection, version: ModelVersion, into: Path) -> None:
     client, run_id = connection.client, str(version.run_id)
     location = client.get_model_version_download_uri(version.name, version.version)
+    _require_store(location)
     for name in ("draft", "pair.json"):
         _download_part(connection, f"{location}/{ARTIFACTS}/{name}", into)
     digest = version.tags[EVIDENCE_TAG]

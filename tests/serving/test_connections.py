@@ -90,6 +90,16 @@ def test_a_body_that_trickles_in_is_refused(impatient, framing, content):
         assert "within 1 s" in refused(trickled(slow, content), 408)["message"]
 
 
+def test_bytes_behind_a_request_do_not_end_its_answer(impatient):
+    body = json.dumps(chat(QUESTIONS[0], stream=True, max_tokens=24)).encode()
+    length = b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with connected(impatient) as chatty:
+        chatty.sendall(BEGIN + length + body)
+        said = chatty.recv(100)
+        chatty.sendall(b"\r\n")
+        assert b"data: [DONE]" in said + heard(chatty)
+
+
 @pytest.mark.parametrize(
     "headers",
     [b"X-Pad: " + b"a" * 40_000, b"".join(b"X-%d: a\r\n" % number for number in range(4000))],

@@ -97,8 +97,8 @@ class Endpoint:
                 found=f"no exact token ids in the answer ({_kind(returned)}, {_kind(ids)})",
                 expected="`prompt_token_ids` and `token_ids` of the target's vocabulary: text "
                 "that is tokenised again need not give the ids that were chosen",
-                remedy="serve the target with vLLM 0.10.2 or newer or with `draftsmith serve`, or "
-                "set corpus.backend: local",
+                remedy="serve it with vLLM, `draftsmith serve` or what else takes "
+                "`return_token_ids`, or set corpus.backend: local",
             )
         if returned != sent:
             raise self._other_prompt(sent, returned)

@@ -2,8 +2,9 @@
 
 `python -m benchmarks.adaptive`. In each cell the arms decode behind the same prompts in turn; a
 prompt is read once and its row is taken back to it before each arm. The costs that the choice rests
-on are measured in the cell before, acceptance is learned on the way. Prints how near the lengths
-that adapt come to the best fixed ones and writes JSON named after the machine.
+on are measured in the cell before. Acceptance begins as it was evaluated, as in a service (a pair
+that is given by its folders has none), and is learned on the way. Prints how near the lengths that
+adapt come to the best fixed ones and writes JSON named after the machine.
 """
 
 from __future__ import annotations
@@ -144,12 +145,14 @@ class Cell:
         prompts: Of that context.
         rows: Requests decoded together.
         tokens: Of an answer.
+        survival: What the lengths that adapt believe at first.
     """
 
     pair: Contestants
     prompts: list[list[int]]
     rows: int
     tokens: int
+    survival: Survival
 
     def measure(self, until: float) -> dict[str, Any]:
         """All arms in turn on one group of prompts after another, until about that time."""
@@ -157,7 +160,7 @@ class Cell:
         grid = Grid((self.rows,), (middle,), max(LIMIT) + 1)
         costs = round_costs(self.pair.target, self.pair.draft.model, grid)
         policies: dict[str, LengthPolicy] = {named(each): FixedLengths(each) for each in FIXED}
-        policies[ADAPTIVE] = AdaptiveLengths(costs, LIMIT, Survival(()))
+        policies[ADAPTIVE] = AdaptiveLengths(costs, LIMIT, self.survival)
         groups = within(self.prompts, self.rows, until=until, at_least=1, at_most=_MOST_GROUPS)
         timings, rounds = self._timed(policies, groups)
         best = max(map(named, FIXED), key=lambda name: timings[name].tokens_per_s)
@@ -241,7 +244,7 @@ def main(argv: Sequence[str] | None = None, tokens: int = 24) -> int:
     )
     budget = Budget(chosen.budget)
     try:
-        target, draft = any_pair.load(chosen)
+        target, draft, survival = any_pair.load(chosen)
         chat = make_chat(target.model, target.tokenizer)
         asked = prompts_of(chosen.prompts)
         prompts = in_turn([(p.prompt_id, p.domain, chat.prompt_ids(p)) for p in asked])
@@ -260,7 +263,7 @@ def main(argv: Sequence[str] | None = None, tokens: int = 24) -> int:
     }
     path = chosen.out or any_pair.place(ADAPTIVE, report["device"])
     for index, (rows, context) in enumerate(CELLS):
-        cell = Cell(pair, deepened(prompts, context), rows, tokens)
+        cell = Cell(pair, deepened(prompts, context), rows, tokens, survival)
         report["cells"].append(cell.measure(budget.share(1 / (len(CELLS) - index))))
         write_json(path, report)
         _LOG.info("rows=%d context=%d left_s=%.0f", rows, context, budget.left_s)

@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,9 +14,18 @@ from draftsmith import load_pair
 from draftsmith.config import load_value
 from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.evaluation.any_pair import load_any_draft
+from draftsmith.evaluation.cost_model import Survival
 from draftsmith.targets.loading import LoadedTarget, load_target
 
 _DOCS = Path("docs/measurements")
+
+
+class AnyPair(NamedTuple):
+    """A pair, and its evaluated survival at temperature 0, which is empty where none was."""
+
+    target: LoadedTarget
+    draft: LoadedDraft
+    survival: Survival
 
 
 def arguments(
@@ -36,14 +45,14 @@ def arguments(
     return found
 
 
-def load(chosen: argparse.Namespace) -> tuple[LoadedTarget, LoadedDraft]:
+def load(chosen: argparse.Namespace) -> AnyPair:
     """The pair that the options name."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if chosen.target is not None:
         target = load_target(chosen.target, dtype="auto", device=device)
-        return target, load_any_draft(target, chosen.draft)
+        return AnyPair(target, load_any_draft(target, chosen.draft), Survival(()))
     pair = load_pair(chosen.pair or champion(), device=device)
-    return pair.target, pair.draft
+    return AnyPair(pair.target, pair.draft, pair.survivals().get(0.0, Survival(())))
 
 
 def champion() -> str:

@@ -306,7 +306,7 @@ def shown(report: Mapping[str, Any]) -> str:
 
 def _report(arguments: argparse.Namespace, tokens: Tokens) -> dict[str, Any]:
     budget = Budget(arguments.budget)
-    target, draft = any_pair.load(arguments)
+    target, draft, _ = any_pair.load(arguments)
     chat = make_chat(target.model, target.tokenizer)
     named = [(p.prompt_id, p.domain, chat.prompt_ids(p)) for p in prompts_of(arguments.prompts)]
     pair = Contestants(target.model, draft, chat.stop_ids, LOOKUP_LENGTH)

@@ -109,6 +109,13 @@ def rows(directory):
     return read_split(directory, "train") + read_split(directory, "eval")
 
 
+def temperatures_by_prompt(directory, split):
+    answered = {}
+    for row in read_split(directory, split):
+        answered[row.prompt_id] = (*answered.get(row.prompt_id, ()), row.temperature)
+    return answered
+
+
 class TestContent:
     def test_every_source_contributes_and_a_count_limits_it(self, whole):
         prompts = {(row.prompt_id, row.domain) for row in rows(whole[0])}
@@ -154,14 +161,19 @@ class TestContent:
     def test_the_target_is_not_evaluated_on_prompts_that_it_wrote_itself(self, whole):
         assert "self-written" not in {row.domain for row in read_split(whole[0], "eval")}
 
-    @pytest.mark.parametrize(
-        ("split", "temperatures"), [("train", TRAIN_TEMPERATURES), ("eval", EVAL_TEMPERATURES)]
-    )
-    def test_every_prompt_is_answered_at_every_temperature(self, whole, split, temperatures):
-        answered = {}
-        for row in read_split(whole[0], split):
-            answered.setdefault(row.prompt_id, []).append(row.temperature)
-        assert set(map(tuple, answered.values())) == {temperatures}
+    def test_every_eval_prompt_is_answered_at_every_temperature(self, whole):
+        assert set(temperatures_by_prompt(whole[0], "eval").values()) == {EVAL_TEMPERATURES}
+
+    def test_training_prompts_take_turns(self, whole):
+        answered = Counter(temperatures_by_prompt(whole[0], "train").values())
+        assert set(answered) == {(temperature,) for temperature in TRAIN_TEMPERATURES}
+        assert min(answered.values()) > 0.3 * answered.total()
+
+    def test_training_prompts_are_answered_as_often_as_is_asked_for(self, builder, tmp_path):
+        builder("file", train_answers=2).build(tmp_path / "corpus")
+        answered = temperatures_by_prompt(tmp_path / "corpus", "train").values()
+        assert set(map(frozenset, answered)) == {frozenset(TRAIN_TEMPERATURES)}
+        assert {len(temperatures) for temperatures in answered} == {2}
 
     def test_the_facts_are_those_of_the_rows(self, whole):
         directory, facts, phases = whole
@@ -206,6 +218,7 @@ class TestDigest:
             {"eval_fraction": 0.5},
             {"eval_temperatures": (0.0,)},
             {"train_temperatures": (0.0,)},
+            {"train_answers": 2},
         ],
     )
     def test_whatever_changes_responses_changes_it(self, builder, tmp_path, change):

@@ -107,6 +107,7 @@ def build(target, chat, prompts_file, tmp_path):
             sources=(SourceConfig(kind="jsonl", path=str(prompts_file)), *sources),
             eval_fraction=0.4,
             train_temperatures=temperatures,
+            train_answers=len(temperatures),
             eval_temperatures=temperatures,
             max_prompt_tokens=200,
             max_new_tokens=6,

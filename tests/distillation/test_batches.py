@@ -10,6 +10,7 @@ from draftsmith.distillation.batches import (
     make_sequences,
     places_in_responses,
     step_indices,
+    with_prompts,
 )
 from draftsmith.errors import CorpusError
 
@@ -76,6 +77,32 @@ def test_sequences_without_a_response_are_left_out():
 def test_nothing_left_to_learn_from_is_an_error(rows):
     with pytest.raises(CorpusError, match=f"{len(rows)} rollouts"):
         make_sequences(rows)
+
+
+class TestPrompts:
+    ROWS = (([1, 2, 3, 4], [5]), ([1, 2, 6], [7, 8]), ([1, 2, 3, 4], [9]), ([1, 2, 8, 8, 8], [5]))
+
+    def test_their_tokens_are_predicted_behind_what_all_begin_with(self):
+        sequences = with_prompts(make_sequences(self.ROWS))
+        # Position 1 predicts the first token that is not the same everywhere.
+        assert [sequence.start for sequence in sequences] == [1, 1, 3, 1]
+        assert [sequence.token_ids for sequence in sequences] == [p + r for p, r in self.ROWS]
+
+    def test_a_prompt_that_is_judged_by_its_responses_stays_as_it_is(self):
+        sequences = with_prompts(make_sequences(self.ROWS), held_out=[0, 2])
+        assert [sequence.start for sequence in sequences] == [3, 1, 3, 1]
+
+    @pytest.mark.parametrize(
+        ("rows", "starts"),
+        [
+            ([([1, 2], [3])], [1]),
+            ([([1, 2], [3]), ([1, 2], [4])], [1, 1]),
+            ([([1, 2], [3]), ([1, 2, 4], [4])], [1, 1]),
+            ([([4, 2], [3]), ([5, 2, 4], [4])], [0, 0]),
+        ],
+    )
+    def test_what_is_the_same_in_all_prompts_may_be_a_whole_one_or_nothing(self, rows, starts):
+        assert [sequence.start for sequence in with_prompts(make_sequences(rows))] == starts
 
 
 def test_the_mask_covers_the_positions_that_predict_the_response():

@@ -79,7 +79,7 @@ def test_a_draft_comes_out_with_its_facts(job, target, rollouts, tmp_path):
     assert manifest.corpus_digest == CORPUS_DIGEST
     assert manifest.architecture["layers"] == [0, 3]
     facts = manifest.training
-    assert facts["response_tokens"] == sum(len(r.response_ids) for r in rollouts["train"])
+    assert facts["predicted_tokens"] == sum(len(r.response_ids) for r in rollouts["train"])
     assert facts["longest_sequence"] <= 128
     assert 0.9 < facts["held_out_coverage"] <= 1.0
     assert [entry["step"] for entry in facts["history"]] == [float(n) for n in range(1, 25)]
@@ -203,8 +203,24 @@ def test_early_stopping_is_told_in_the_manifest(job, rollouts, tmp_path):
     assert told["kept"] in told["evaluations"]
     assert [entry["step"] for entry in told["evaluations"]] == [6.0, 12.0, 18.0, 24.0]
     assert told["kept"]["alpha"] == max(entry["alpha"] for entry in told["evaluations"])
-    assert 0 < facts["response_tokens"] < sum(len(r.response_ids) for r in rollouts["train"])
+    assert 0 < facts["predicted_tokens"] < sum(len(r.response_ids) for r in rollouts["train"])
     assert "early_stop" not in run(job(), tmp_path / "plain", tmp_path / "partial").training
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, HEAD, HEADS], ids=["student", "eagle", "medusa"])
+def test_prompts_are_learned_as_well(job, rollouts, tmp_path, recipe):
+    config = dataclasses.replace(CONFIG, early_stop_patience=2, early_stop_steps=6)
+    learning = dataclasses.replace(config, prompt_positions=True)
+    plain, more = (
+        run(job(each, recipe), tmp_path / name, tmp_path / "partial")  # signals of their own
+        for name, each in (("plain", config), ("more", learning))
+    )
+    assert more.recipe_digest != plain.recipe_digest
+    assert more.training["predicted_tokens"] > plain.training["predicted_tokens"]
+    assert more.training["history"] != plain.training["history"]
+    # Both are judged by the same positions.
+    first, second = (each.training["early_stop"]["evaluations"][0] for each in (plain, more))
+    assert second["alpha"] == pytest.approx(first["alpha"], abs=0.2)
 
 
 def test_a_head_on_features_comes_out_of_the_same_stage(job, target, tmp_path):

@@ -63,6 +63,7 @@ OTHERS = {
     "max_cache_gb": 2.0,
     "early_stop_patience": 3,
     "early_stop_steps": 3,
+    "prompt_positions": True,
     "checkpoint_steps": 5,
     "log_steps": 2,
     "seed": 1,

@@ -24,6 +24,7 @@ CORPUS = CorpusSize(
     train_responses=40,
     train_tokens=240,
     train_prompt_tokens=200,
+    learned_prompt_tokens=120,
     rollout_tokens=300,
     longest_prompt=5,
     longest_response=7,

@@ -15,6 +15,7 @@ def make_config(*sources, **changes):
     plain = {
         "eval_fraction": 0.25,
         "train_temperatures": (0.0, 0.7),
+        "train_answers": 2,
         "eval_temperatures": (0.0,),
         "max_prompt_tokens": 50,
         "max_new_tokens": 20,
@@ -36,9 +37,21 @@ def test_a_corpus_that_is_there_is_counted():
     )
     assert (size.train_responses, size.train_tokens, size.rollout_tokens) == (2, 8, 13)
     assert size.train_prompt_tokens == 13
+    assert size.predicted_tokens(prompt_positions=False) == 8
     assert size.num_entries == 9 + 10
     assert size.longest_response == 6
     assert size.longest_prompt + size.longest_response == 11
+
+
+def test_prompts_that_are_learned_are_counted_as_the_training_counts_them():
+    rows = [
+        Rollout(f"p{end}", "chat", temperature, [1, 2, 3, end], [9] * 5, finished=True)
+        for end in (4, 5)
+        for temperature in (0.0, 0.7)
+    ]
+    size = counted({"train": rows, "eval": rows})
+    assert size.predicted_tokens(prompt_positions=False) == 4 * 5
+    assert size.predicted_tokens(prompt_positions=True) == 4 * 5 + 2 * 1
 
 
 def test_without_one_every_answer_counts_with_its_limit(tmp_path):
@@ -48,6 +61,7 @@ def test_without_one_every_answer_counts_with_its_limit(tmp_path):
     assert size.train_tokens == 150 * 20
     assert size.rollout_tokens == (150 + 25) * 20
     assert size.train_prompt_tokens == 150 * 50
+    assert size.predicted_tokens(prompt_positions=True) == 150 * 20 + 75 * 49  # each prompt once
     assert (size.longest_prompt, size.longest_response) == (50, 20)
 
 
@@ -56,7 +70,6 @@ def test_a_mean_that_is_expected_takes_the_place_of_a_limit(tmp_path):
     size = at_most(make_config(), expected, root=tmp_path)
     assert (size.train_tokens, size.train_prompt_tokens) == (1500, 1200)
     assert (size.longest_prompt, size.longest_response) == (50, 20)
-    assert size.mean_response == 10
 
 
 def test_prompts_of_files_are_counted_once(tmp_path):

@@ -34,7 +34,7 @@ def size_of(sequences):
     """The corpus that these sequences are."""
     responses = sum(sequence.num_predicted for sequence in sequences)
     prompts = sum(sequence.start + 1 for sequence in sequences)
-    return CorpusSize("data/corpus", len(sequences), responses, prompts, responses, 4, 12)
+    return CorpusSize("data/corpus", len(sequences), responses, prompts, 0, responses, 4, 12)
 
 
 def entry_of(report, name):

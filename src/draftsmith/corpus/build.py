@@ -74,8 +74,9 @@ class CorpusBuilder:
         """
         train, held_out = self._split(self._encode(distinct(self._collect())))
         digest = self._digest(train, held_out)
-        train_jobs = _jobs(train, self.config.train_temperatures)
-        jobs = [*train_jobs, *_jobs(held_out, self.config.eval_temperatures)]
+        given, answers = self.config.train_temperatures, self.config.train_answers
+        train_jobs = _jobs(train, lambda item: in_turn(item.prompt.prompt_id, given, answers))
+        jobs = [*train_jobs, *_jobs(held_out, lambda _: self.config.eval_temperatures)]
         store = ShardStore(self.partial / "rollouts" / short(digest), self.config.shard_size)
         limits = Limits(self.config.max_new_tokens, self.chat.stop_ids, self.config.seed)
         progress = partial(self.on_phase, "rollouts")
@@ -149,6 +150,7 @@ class CorpusBuilder:
                 "eval": _given(held_out),
                 "self": written,
                 "temperatures": [self.config.train_temperatures, self.config.eval_temperatures],
+                "train_answers": self.config.train_answers,
                 "max_new_tokens": self.config.max_new_tokens,
                 "stop_ids": self.chat.stop_ids,
                 "seed": self.config.seed,
@@ -169,12 +171,20 @@ def _given(items: Sequence[EncodedPrompt]) -> list[list[int]]:
     return [item.token_ids for item in items if item.prompt.domain != SELF_DOMAIN]
 
 
-def _jobs(items: Sequence[EncodedPrompt], temperatures: Sequence[float]) -> list[RolloutJob]:
-    """A response to every prompt at every temperature."""
+def in_turn(prompt_id: str, temperatures: Sequence[float], answers: int) -> list[float]:
+    """So many of the temperatures, from one on that follows from the prompt alone."""
+    first = int(digest_json(["temperature", prompt_id])[:8], 16)
+    return [temperatures[(first + place) % len(temperatures)] for place in range(answers)]
+
+
+def _jobs(
+    items: Sequence[EncodedPrompt], temperatures: Callable[[EncodedPrompt], Sequence[float]]
+) -> list[RolloutJob]:
+    """A response to every prompt at each of its temperatures."""
     return [
         RolloutJob(item.prompt.prompt_id, item.prompt.domain, temperature, item.token_ids)
         for item in items
-        for temperature in temperatures
+        for temperature in temperatures(item)
     ]
 
 

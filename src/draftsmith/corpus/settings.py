@@ -48,7 +48,7 @@ class CorpusConfig:
     Attributes:
         sources: Where prompts come from, in order; duplicates are dropped.
         eval_fraction: Share of the prompts that goes to the eval split, by hash, in (0, 1).
-        train_temperatures: Every training prompt is answered at each of these.
+        train_temperatures: Training prompts are answered at these, which take turns.
         eval_temperatures: Every eval prompt is answered at each of these.
         max_prompt_tokens: Longer prompts are dropped.
         max_new_tokens: Longest response.
@@ -56,6 +56,7 @@ class CorpusConfig:
         batch_size: Requests in flight, of the engine or of each endpoint.
         shard_size: Finished responses a shard; a finished shard survives a kill.
         seed: Of sampling.
+        train_answers: Answers to a training prompt, each at another of the train_temperatures.
         backend: Who answers: local, the engine here, or openai, endpoints that serve the target.
         endpoints: Addresses of OpenAI-compatible APIs, up to and including /v1.
         endpoint_model: The target's name there.
@@ -72,6 +73,7 @@ class CorpusConfig:
     batch_size: int
     shard_size: int
     seed: int
+    train_answers: int = 1
     backend: Literal["local", "openai"] = "local"
     endpoints: tuple[str, ...] = ()
     endpoint_model: str = ""
@@ -85,8 +87,11 @@ class CorpusConfig:
             raise ValueError("eval_fraction must lie between 0 and 1")
         if not self.train_temperatures or not self.eval_temperatures:
             raise ValueError("train_temperatures and eval_temperatures need at least one entry")
-        if len(set(self.eval_temperatures)) < len(self.eval_temperatures):
-            raise ValueError("eval_temperatures must differ from one another")
+        for name in ("train_temperatures", "eval_temperatures"):
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise ValueError(f"{name} must differ from one another")
+        if not 1 <= self.train_answers <= len(self.train_temperatures):
+            raise ValueError("train_answers must be 1 to as many as there are train_temperatures")
         if min(*self.train_temperatures, *self.eval_temperatures) < 0:
             raise ValueError("temperatures must be 0 or more")
         sizes = (self.max_prompt_tokens, self.max_new_tokens, self.batch_size, self.shard_size)

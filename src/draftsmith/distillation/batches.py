@@ -5,8 +5,8 @@ The order of step n follows from (seed, n), so a resumed run sees the data it wo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ _WINDOW = 16  # batches sorted by length together: little padding, still shuffle
 class TrainingSequence:
     """Token ids of prompt and response.
 
-    `start` is the first position whose next token belongs to the response.
+    `start` is the first position whose next token is learned: that before the response, or one in
+    the prompt.
     """
 
     token_ids: list[int]
@@ -29,7 +30,7 @@ class TrainingSequence:
 
     @property
     def num_predicted(self) -> int:
-        """Response tokens: positions start .. len - 2 predict them."""
+        """Tokens that are learned: positions start .. len - 2 predict them."""
         return len(self.token_ids) - 1 - self.start
 
 
@@ -40,7 +41,7 @@ class TokenBatch:
     Attributes:
         indices: Which sequences these are.
         token_ids: int64 `[sequences, width]`.
-        mask: bool `[sequences, width]`: positions whose next token belongs to the response.
+        mask: bool `[sequences, width]`: positions whose next token is learned.
     """
 
     indices: list[int]
@@ -67,6 +68,29 @@ def make_sequences(rows: Sequence[tuple[list[int], list[int]]]) -> list[Training
             remedy="check the rollouts in data/corpus/ and `corpus.max_new_tokens`",
         )
     return sequences
+
+
+def with_prompts(
+    sequences: Sequence[TrainingSequence], held_out: Container[int] = ()
+) -> list[TrainingSequence]:
+    """The same sequences, which predict the tokens of their prompts, too.
+
+    What all prompts begin with is left out, and a prompt is learned once.
+
+    Args:
+        sequences: They begin to predict with the response.
+        held_out: Indices of those that drafts are judged by; they stay as they are.
+    """
+    prompts = [tuple(sequence.token_ids[: sequence.start + 1]) for sequence in sequences]
+    columns = enumerate(zip(*prompts, strict=False))
+    shared = next((n for n, tokens in columns if len(set(tokens)) > 1), min(map(len, prompts)))
+    first = {prompt: index for index, prompt in reversed(list(enumerate(prompts)))}
+    return [
+        replace(sequence, start=max(0, shared - 1))
+        if first[prompt] == index and index not in held_out
+        else sequence
+        for index, (sequence, prompt) in enumerate(zip(sequences, prompts, strict=True))
+    ]
 
 
 def epoch_batches(

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from draftsmith.artifacts import digest_json, keep_only, short
 from draftsmith.corpus.chat import make_chat
 from draftsmith.corpus.rollouts import Rollout
-from draftsmith.distillation.batches import TrainingSequence, make_sequences
+from draftsmith.distillation.batches import TrainingSequence, make_sequences, with_prompts
 from draftsmith.distillation.building import (
     build_draft,
     in_float32,
@@ -82,7 +82,8 @@ class Distillation:
             on_step: Called after every optimizer step.
         """
         target, train = self.target.model, self.rollouts["train"]
-        sequences = make_sequences([(r.prompt_ids, r.response_ids) for r in train])
+        held_out = self._held_out()
+        sequences = self._sequences(held_out)
         check_head(target, torch.tensor([train[0].prompt_ids[:32]], device=target.device))
         token_ids, held_out_coverage = self._vocabulary()
         layers, choice = self._layers(token_ids, sequences)
@@ -96,7 +97,7 @@ class Distillation:
             self._signals(partial, sequences, draft, token_ids),
             config=self.config,
             checkpoints=partial / "checkpoints" / self.name / short(self._key()),
-            held_out=self._held_out(),
+            held_out=held_out,
             on_step=on_step,
         )
         lineage = Lineage(
@@ -125,8 +126,15 @@ class Distillation:
         return digest_json([self.target.identity.digest, self.corpus_digest, settings])
 
     def _signal_key(self) -> str:
-        kind = [self.config.topk] if self.config.signal == "topk" else []
+        kind: list[object] = [self.config.topk] if self.config.signal == "topk" else []
+        if self.config.prompt_positions:  # of which those that are held out have none
+            kind += ["prompts", self.config.early_stop_patience > 0]
         return short(digest_json([self.target.identity.digest, self.corpus_digest, *kind]))
+
+    def _sequences(self, held_out: Sequence[int]) -> list[TrainingSequence]:
+        rows = [(r.prompt_ids, r.response_ids) for r in self.rollouts["train"]]
+        sequences = make_sequences(rows)
+        return with_prompts(sequences, held_out) if self.config.prompt_positions else sequences
 
     def _vocabulary(self) -> tuple[Tensor | None, float | None]:
         size = int(self.target.model.get_output_embeddings().weight.shape[0])
@@ -216,7 +224,7 @@ class Distillation:
                 "steps": self.config.steps,
                 "batch_size": self.config.batch_size,
                 "seed": self.config.seed,
-                "response_tokens": outcome.num_tokens,
+                "predicted_tokens": outcome.num_tokens,
                 "mask_coverage": outcome.mask_coverage,
                 "longest_sequence": max(lengths),
                 "trained_parameters": num_trained_parameters(draft),

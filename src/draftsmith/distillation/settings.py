@@ -28,6 +28,8 @@ class DistillConfig:
         mixed_precision: bf16 or no.
         loss: The divergence that is minimised; acceptance is -log of the acceptance rate.
         js_beta: Of jensen_shannon: towards 0 like forward_kl, towards 1 like reverse_kl.
+        prompt_positions: The tokens of prompts are learned, too, behind what all prompts begin
+            with; each prompt once. Held-out prompts are judged by their responses alone.
         signal: cache (last hidden states of the target on disk), topk (its largest probabilities
             on disk, the rest as one) or online (a target forward in every step).
         topk: Probabilities a position that signal topk keeps.
@@ -60,6 +62,7 @@ class DistillConfig:
     checkpoint_steps: int
     log_steps: int
     seed: int
+    prompt_positions: bool = False
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -91,4 +94,6 @@ class DistillConfig:
             idle.add("topk")
         if self.early_stop_patience == 0:
             idle.add("early_stop_steps")
+        if not self.prompt_positions:
+            idle.add("prompt_positions")  # as if it were not there: older drafts are still known
         return {key: value for key, value in asdict(self).items() if key not in idle}

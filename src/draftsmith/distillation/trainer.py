@@ -43,7 +43,7 @@ class TrainingOutcome:
     Attributes:
         history: Step, loss, alpha, tokens/s and memory, one entry every `log_steps` steps.
         resumed_at: The step that a checkpoint was found at, 0 for none.
-        num_tokens: Response tokens of all sequences that were trained on.
+        num_tokens: Tokens that the sequences which were trained on predict.
         mask_coverage: Their share of all tokens.
         evaluations: Step and alpha on what was held out; empty without early stopping.
         best: Place of the evaluation whose weights were kept.

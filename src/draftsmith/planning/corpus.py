@@ -10,6 +10,7 @@ from draftsmith.corpus.prompts import distinct
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.corpus.settings import CorpusConfig, SourceConfig
 from draftsmith.corpus.sources import read_source
+from draftsmith.distillation.batches import make_sequences, with_prompts
 from draftsmith.errors import CorpusError
 
 
@@ -42,6 +43,7 @@ class CorpusSize:
         train_responses: Responses that are trained on.
         train_tokens: Their tokens.
         train_prompt_tokens: Tokens of the prompts before them, once for each response.
+        learned_prompt_tokens: Those of them that are learned with `distill.prompt_positions`.
         rollout_tokens: Tokens of all responses, those for the evaluation included.
         longest_prompt: Tokens of a prompt before the longest response.
         longest_response: Tokens.
@@ -51,6 +53,7 @@ class CorpusSize:
     train_responses: int
     train_tokens: int
     train_prompt_tokens: int
+    learned_prompt_tokens: int
     rollout_tokens: int
     longest_prompt: int
     longest_response: int
@@ -60,10 +63,9 @@ class CorpusSize:
         """Positions of all training sequences but the last of each."""
         return self.train_prompt_tokens + self.train_tokens - self.train_responses
 
-    @property
-    def mean_response(self) -> float:
-        """Tokens of a training response."""
-        return self.train_tokens / self.train_responses
+    def predicted_tokens(self, *, prompt_positions: bool) -> int:
+        """Tokens that all training sequences predict."""
+        return self.train_tokens + (self.learned_prompt_tokens if prompt_positions else 0)
 
 
 def _require_some(number: int, what: str) -> None:
@@ -89,11 +91,14 @@ def counted(splits: Mapping[str, Sequence[Rollout]]) -> CorpusSize:
     _require_some(len(train), "rollouts with a response")
     longest = max(len(row.prompt_ids) + len(row.response_ids) for row in train)
     response = max(len(row.response_ids) for row in train)
+    tokens = sum(len(row.response_ids) for row in train)
+    learned = with_prompts(make_sequences([(row.prompt_ids, row.response_ids) for row in train]))
     return CorpusSize(
         origin="data/corpus",
         train_responses=len(train),
-        train_tokens=sum(len(row.response_ids) for row in train),
+        train_tokens=tokens,
         train_prompt_tokens=sum(len(row.prompt_ids) for row in train),
+        learned_prompt_tokens=sum(sequence.num_predicted for sequence in learned) - tokens,
         rollout_tokens=sum(len(row.response_ids) for rows in splits.values() for row in rows),
         longest_prompt=max(2, longest - response),
         longest_response=response,
@@ -118,7 +123,7 @@ def at_most(config: CorpusConfig, expected: Expected, *, root: Path) -> CorpusSi
     given, written = (expected.prompts, 0) if expected.prompts else _prompts(config, root)
     # Self-written prompts are for the evaluation only if there are no others.
     held_out = round((given or written) * config.eval_fraction)
-    train = (given + written - held_out) * len(config.train_temperatures)
+    train = (given + written - held_out) * config.train_answers
     _require_some(train, "training prompts")
     evaluated = held_out * len(config.eval_temperatures)
     prompt = expected.prompt_tokens or config.max_prompt_tokens
@@ -128,6 +133,7 @@ def at_most(config: CorpusConfig, expected: Expected, *, root: Path) -> CorpusSi
         train_responses=train,
         train_tokens=train * response,
         train_prompt_tokens=train * prompt,
+        learned_prompt_tokens=train // config.train_answers * (prompt - 1),
         rollout_tokens=(train + evaluated) * response,
         longest_prompt=config.max_prompt_tokens,
         longest_response=config.max_new_tokens,

@@ -69,7 +69,9 @@ class Job:
         """The sequences of a forward pass under these settings, all as long as the longest."""
         parts = self.machine.processes * config.gradient_accumulation
         rows = -(-config.batch_size // parts)
-        return StepShape(rows, self.corpus.longest_prompt, self.corpus.longest_response)
+        prompt, response = self.corpus.longest_prompt, self.corpus.longest_response
+        learned = prompt - 2 if config.prompt_positions else 0
+        return StepShape(rows, prompt - learned, learned + response)
 
     def shard(self, num_bytes: int) -> int:
         """A device's part of what the target's devices divide."""

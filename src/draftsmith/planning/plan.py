@@ -74,7 +74,8 @@ def _disk(job: Job, target: TargetSizes, plans: Sequence[RecipePlan]) -> dict[st
 def _time(job: Job, rates: Rates, *, num_recipes: int) -> dict[str, int | float | None]:
     """Tokens, hours where a rate is known, and cost where a price is, too."""
     corpus, machine = job.corpus, job.machine
-    trained = job.config.steps * job.config.batch_size * corpus.mean_response
+    predicted = corpus.predicted_tokens(prompt_positions=job.config.prompt_positions)
+    trained = job.config.steps * job.config.batch_size * predicted / corpus.train_responses
     rollouts = _hours(corpus.rollout_tokens, rates.rollout_tokens_per_s)
     training = _hours(trained * num_recipes, rates.training_tokens_per_s)
     used = cost = None

@@ -57,9 +57,10 @@ class RecipePlan:
     def signal_cache(self) -> dict[str, Any]:
         """Bytes on disk of each kind of signal, counted as the distill stage counts them."""
         corpus, config = self.job.corpus, self.job.config
+        positions = corpus.predicted_tokens(prompt_positions=config.prompt_positions)
         is_eagle = isinstance(self.recipe, EagleConfig)
         whole = cached_arrays(
-            corpus.train_tokens,
+            positions,
             corpus.num_entries,
             width=int(self.target.config.get_text_config().hidden_size),
             num_layers=len(draft_layers(self.recipe, self.target)) if is_eagle else 0,
@@ -67,7 +68,7 @@ class RecipePlan:
         )
         kinds = {"cache": sum(array.num_bytes for array in whole.values()), "online": 0}
         if isinstance(self.recipe, StudentConfig):
-            top = topk_arrays(corpus.train_tokens, config.topk)
+            top = topk_arrays(positions, config.topk)
             kinds["topk"] = sum(array.num_bytes for array in top.values())
         limit = int(config.max_cache_gb * _BYTES_PER_GB)
         needed = kinds.get(config.signal)

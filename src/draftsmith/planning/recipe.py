@@ -111,13 +111,28 @@ class RecipePlan:
             "optimizer": draft.optimizer,
             "gradients": draft.gradients,
             "gradient_buckets": buckets,
+            **self._copies(config),
         }
-        training = {**held, **trained, "activations": _less(working, draft.gradients)}
+        training = {
+            **held,
+            **trained,
+            "activations": _less(working, draft.gradients),
+        }
         gathered: Bytes = {"gathered_layers": self._gathered(job.machine.shards)}
         # A cache is filled before the optimizer is there.
         before = trained if config.signal == "online" else {}
         signals = {**held, **before, **gathered, "activations": step.signal_bytes()}
         return {"training": _with_total(training), "signals": _with_total(signals)}
+
+    def _copies(self, config: DistillConfig) -> Bytes:
+        """Bytes of what a training copies to main memory, where that is the device's."""
+        if self.job.machine.device_type != "cpu":
+            return {}
+        is_saved, is_judged = config.steps > config.checkpoint_steps, config.early_stop_patience > 0
+        return {
+            "checkpoint": self.draft.checkpoint if is_saved else 0,
+            "best_weights": self.draft.trained if is_judged else 0,
+        }
 
     def _resident(self, shards: int) -> int:
         """Bytes of the target's weights that a process of a training holds all the time."""

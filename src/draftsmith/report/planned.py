@@ -19,6 +19,8 @@ _PARTS = {
     "gradients": "gradients",
     "gradient_buckets": "gradients being exchanged",
     "optimizer": "optimizer",
+    "checkpoint": "checkpoint being written",
+    "best_weights": "best weights so far",
     "activations": "activations and working memory",
     "total": "total",
 }

@@ -42,7 +42,7 @@ from draftsmith.strict import convert
 from draftsmith.targets.loading import LoadedTarget, load_by_digest, target_directory
 
 RECIPES = ("student", "eagle", "medusa")
-STEPS, CHECKPOINT_STEPS, RESPONSES = 12, 8, 48
+STEPS, CHECKPOINT_STEPS, RESPONSES = 12, 8, 24
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ class Check:
             target.model(input_ids=torch.arange(64)[None])
         give_back()
         at_first = anonymous_bytes()
-        self._train(name, target, dataclasses.replace(self.config, steps=2))
+        self._train(name, target, self.config)
         growth, disk = self._train(name, target, self.config)
-        return {"memory": growth.peaks, "disk": disk, "loaded_once": growth.base - at_first}
+        return {"memory": growth.peaks, "disk": disk, "made_once": growth.base - at_first}
 
     def _train(
         self, name: str, target: LoadedTarget, config: DistillConfig
@@ -205,19 +205,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.recipe is not None:
         sys.stdout.write(json.dumps(check.measured(arguments.recipe)) + "\n")
         return 0
-    recipes, loaded = {}, {}
+    recipes, once = {}, {}
     for name in RECIPES:
         returned, kept = (
-            _measured_apart(arguments.project, name, environment)
-            for environment in (RETURNING, {})
+            _measured_apart(arguments.project, name, environment) for environment in (RETURNING, {})
         )
         recipes[name] = compared(check.planned(name), returned, kept, name)
-        loaded[name] = returned["loaded_once"]
+        once[name] = returned["made_once"]
     device = provenance.device()
     machine = {"kind": "virtual machine", "cores": len(os.sched_getaffinity(0))}
     report = {"schema": 2, "device": device, "machine": machine, "recipes": recipes}
     settings = {"steps": STEPS, "responses": RESPONSES, "corpus_digest": check.corpus_digest}
-    settings["loaded_once_bytes"] = loaded
+    settings["made_once_bytes"] = once
     path = arguments.out or any_pair.place("plan", device)
     write_json(path, report | settings | {"provenance": provenance.collect(0)})
     sys.stdout.write(f"{shown(recipes)}\nwritten: {path}\n")

@@ -151,9 +151,7 @@ def test_two_machines_that_divide_the_target_go_on_like_unbroken_processes(
     assert outcome_of(folder)["resumed_at"] == 4
     assert are_equal(weights_of(folder), weights_of(trained[2]))
     assert by_step(folder, "loss") == by_step(trained[2], "loss")
-    whole, part = (
-        read_json(one / "target.json")["bytes"] for one in (trained[2], folder)
-    )
+    whole, part = (read_json(one / "target.json")["bytes"] for one in (trained[2], folder))
     assert part < 0.7 * whole  # the layers are most of it; embedding and head stay whole
 
 

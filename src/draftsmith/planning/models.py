@@ -143,9 +143,7 @@ def target_sizes(target: PreTrainedModel, cache: CacheShape) -> TargetSizes:
     )
 
 
-def draft_sizes(
-    recipe: TrainedConfig, target: PreTrainedModel, cache: CacheShape
-) -> DraftSizes:
+def draft_sizes(recipe: TrainedConfig, target: PreTrainedModel, cache: CacheShape) -> DraftSizes:
     """Sizes of a recipe's draft.
 
     Args:
@@ -168,9 +166,7 @@ def draft_sizes(
         ) from error
 
 
-def _draft_sizes(
-    recipe: TrainedConfig, target: PreTrainedModel, cache: CacheShape
-) -> DraftSizes:
+def _draft_sizes(recipe: TrainedConfig, target: PreTrainedModel, cache: CacheShape) -> DraftSizes:
     token_ids = draft_vocabulary(recipe, target)
     draft = build_draft(recipe, target, draft_layers(recipe, target), token_ids)
     state, own = draft.state_dict(), own_parameter_names(draft)

@@ -32,9 +32,7 @@ def plan(job: Job, recipes: Mapping[str, TrainedConfig], rates: Rates) -> dict[s
     target = meta_target(job.directory, job.dtype)
     sizes, config = target_sizes(target, job.cache), target.config.get_text_config()
     plans = {
-        name: RecipePlan(
-            job, recipe, target, sizes, draft_sizes(recipe, target, job.cache)
-        )
+        name: RecipePlan(job, recipe, target, sizes, draft_sizes(recipe, target, job.cache))
         for name, recipe in recipes.items()
     }
     return {

@@ -1,14 +1,14 @@
 """How far a plan is from what a distillation really takes: memory of the process, files on disk.
 
 Reads a project whose corpus stage has run. Each recipe is distilled for a few steps in a process of
-its own, whose anonymous memory is read every millisecond; what it held before, with the target
-loaded, is taken off. On a CPU alone: an accelerator has an allocator of its own to ask.
+its own, twice: the first time for all that is loaded or made once. What the second one adds to the
+process is compared, in one that gives freed blocks back and in one that keeps them as the C library
+does. On a CPU alone: an accelerator has an allocator of its own to ask.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import dataclasses
 import json
 import logging
@@ -16,9 +16,8 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ import torch
 
 from benchmarks import any_pair
 from benchmarks.measuring import table
+from benchmarks.resident import RETURNING, Growth, anonymous_bytes, give_back
 from draftsmith import provenance
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.config import compose, load_section
@@ -39,59 +39,10 @@ from draftsmith.planning.job import Job, Machine, Rates
 from draftsmith.planning.models import CacheShape
 from draftsmith.planning.plan import plan
 from draftsmith.strict import convert
-from draftsmith.targets.loading import load_by_digest, target_directory
+from draftsmith.targets.loading import LoadedTarget, load_by_digest, target_directory
 
 RECIPES = ("student", "eagle", "medusa")
-STEPS, CHECKPOINT_STEPS, RESPONSES = 12, 5, 48
-_PAUSE_S = 0.001
-
-
-@dataclass
-class Watch:
-    """The most that was held in each phase: signals until the first step is done, then training."""
-
-    work: Path
-    base: int = 0
-    phase: str = "signals"
-    memory: dict[str, int] = field(default_factory=dict)
-    disk: dict[str, int] = field(default_factory=dict)
-    is_over: bool = False
-
-    def run(self) -> None:
-        """Read until it is over."""
-        pause = threading.Event()
-        while not self.is_over:
-            grown = anonymous_bytes() - self.base
-            self.memory[self.phase] = max(grown, self.memory.get(self.phase, 0))
-            pause.wait(_PAUSE_S)
-
-    def on_step(self, step: int, _metrics: dict[str, float]) -> None:
-        """Go to the next phase; look at the disk."""
-        for name in ("signals", "checkpoints"):
-            size = bytes_below(self.work / name)
-            self.disk[name] = max(size, self.disk.get(name, 0))
-        if step == 0:
-            give_back()
-            self.phase = "training"
-        if step == STEPS - 1:
-            self.is_over = True
-
-
-def anonymous_bytes() -> int:
-    """Memory of this process that no file stands behind."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    (line,) = (line for line in lines if line.startswith("RssAnon"))
-    return int(line.split()[1]) * 1024
-
-
-def give_back() -> None:
-    """Let the C library give what is free back to the system."""
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-def bytes_below(folder: Path) -> int:
-    """Sizes of all files."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+STEPS, CHECKPOINT_STEPS, RESPONSES = 12, 8, 24
 
 
 @dataclass(frozen=True)
@@ -148,32 +99,61 @@ class Check:
         target = load_by_digest(self.project / "models/targets", self.digest(), device="cpu")
         with torch.no_grad():  # what is loaded at a first forward is not of the training
             target.model(input_ids=torch.arange(64)[None])
+        give_back()
+        at_first = anonymous_bytes()
+        self._train(name, target, self.config)
+        growth, disk = self._train(name, target, self.config)
+        return {"memory": growth.peaks, "disk": disk, "made_once": growth.base - at_first}
+
+    def _train(
+        self, name: str, target: LoadedTarget, config: DistillConfig
+    ) -> tuple[Growth, dict[str, int]]:
+        """Growth in making signals and in the steps before the first checkpoint; files."""
         job = Distillation(
-            name, self.recipe(name), self.config, target, self.corpus_digest, self.rollouts
+            name, self.recipe(name), config, target, self.corpus_digest, self.rollouts
         )
-        with tempfile.TemporaryDirectory() as folder:
+        disk: dict[str, int] = {}
+        with tempfile.TemporaryDirectory() as folder, Growth("signals") as growth:
             work, draft = Path(folder) / "partial", Path(folder) / "draft"
             draft.mkdir()
-            give_back()
-            watch = Watch(work, anonymous_bytes())
-            reader = threading.Thread(target=watch.run)
-            reader.start()
-            try:
-                job.run(draft, work, on_step=watch.on_step)
-            finally:
-                watch.is_over = True
-                reader.join()
-            return {"memory": watch.memory, "disk": watch.disk | {"drafts": bytes_below(draft)}}
+
+            def on_step(step: int, _metrics: dict[str, float]) -> None:
+                for part in ("signals", "checkpoints"):
+                    disk[part] = max(bytes_below(work / part), disk.get(part, 0))
+                if step == 0:
+                    growth.begin("training")
+                if step == CHECKPOINT_STEPS - 2:
+                    growth.begin("rest")
+
+            job.run(draft, work, on_step=on_step)
+            return growth, disk | {"drafts": bytes_below(draft)}
 
 
-def compared(planned: dict[str, Any], measured: dict[str, Any], name: str) -> dict[str, Any]:
-    """Planned and measured bytes of each part."""
+def bytes_below(folder: Path) -> int:
+    """Sizes of all files."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def compared(
+    planned: dict[str, Any], measured: dict[str, Any], kept: dict[str, Any], name: str
+) -> dict[str, Any]:
+    """Planned and measured bytes of each part.
+
+    Args:
+        planned: The plan.
+        measured: By a process that gives freed blocks back.
+        kept: By one that keeps them as the C library does.
+        name: Of the recipe.
+    """
     entry, disk = planned["recipes"][name], planned["disk"]
     weights = planned["target"]["weights_bytes"]
-    parts = {
-        phase: (entry["memory"][phase]["total"] - weights, measured["memory"][phase])
-        for phase in ("signals", "training")
-    }
+    parts = {}
+    for phase in ("signals", "training"):
+        memory = entry["memory"][phase]
+        # No checkpoint is written while these are measured.
+        ours = memory["total"] - weights - memory.get("checkpoint", 0)
+        parts[phase] = (ours, measured["memory"][phase])
+        parts[f"{phase}, freed blocks kept"] = (ours, kept["memory"][phase])
     # What is measured is what is left behind a step; the plan counts the one being replaced, too.
     parts["checkpoint"] = (entry["sizes"]["checkpoint"], measured["disk"]["checkpoints"])
     parts["signal cache"] = (disk["signal_cache"], measured["disk"]["signals"])
@@ -182,6 +162,16 @@ def compared(planned: dict[str, Any], measured: dict[str, Any], name: str) -> di
         part: {"planned_bytes": ours, "measured_bytes": theirs, "ratio": ours / theirs}
         for part, (ours, theirs) in parts.items()
     }
+
+
+def _measured_apart(project: Path, name: str, environment: dict[str, str]) -> dict[str, Any]:
+    """What `Check.measured` says, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.plan_check", "--recipe", name]
+    command += ["--project", str(project)]
+    own = {**os.environ, **environment}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=own)
+    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return measured
 
 
 def shown(recipes: dict[str, Any]) -> str:
@@ -215,17 +205,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.recipe is not None:
         sys.stdout.write(json.dumps(check.measured(arguments.recipe)) + "\n")
         return 0
-    recipes = {}
+    recipes, once = {}, {}
     for name in RECIPES:
-        command = [sys.executable, "-m", "benchmarks.plan_check", "--recipe", name]
-        command += ["--project", str(arguments.project)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        measured = json.loads(done.stdout.splitlines()[-1])
-        recipes[name] = compared(check.planned(name), measured, name)
+        returned, kept = (
+            _measured_apart(arguments.project, name, environment) for environment in (RETURNING, {})
+        )
+        recipes[name] = compared(check.planned(name), returned, kept, name)
+        once[name] = returned["made_once"]
     device = provenance.device()
     machine = {"kind": "virtual machine", "cores": len(os.sched_getaffinity(0))}
-    report = {"schema": 1, "device": device, "machine": machine, "recipes": recipes}
+    report = {"schema": 2, "device": device, "machine": machine, "recipes": recipes}
     settings = {"steps": STEPS, "responses": RESPONSES, "corpus_digest": check.corpus_digest}
+    settings["made_once_bytes"] = once
     path = arguments.out or any_pair.place("plan", device)
     write_json(path, report | settings | {"provenance": provenance.collect(0)})
     sys.stdout.write(f"{shown(recipes)}\nwritten: {path}\n")

@@ -7,7 +7,7 @@ from draftsmith.config import load_section, load_value
 from draftsmith.console import Progress, run_stage
 from draftsmith.corpus.dataset import read_corpus
 from draftsmith.distillation.imported import take_over
-from draftsmith.distillation.processes import written_by_main
+from draftsmith.distillation.processes import loading_device, written_by_main
 from draftsmith.distillation.run import Distillation
 from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.warm_start import source_of
@@ -29,7 +29,7 @@ def main() -> None:
             take_over(recipe, read_identity(TARGET), draft)
         else:
             config = load_section(CONFIG, "distill", DistillConfig).reseeded(start["reseed"])
-            target = load_by_digest(TARGETS, read_json(TARGET)["digest"])
+            target = load_by_digest(TARGETS, read_json(TARGET)["digest"], device=loading_device())
             job = Distillation(name, recipe, config, target, *read_corpus(CORPUS), source)
             bar = Progress(f"distil {name}", config.steps, unit="steps")
             with atomic_directory(draft) as folder:

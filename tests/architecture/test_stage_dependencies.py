@@ -75,7 +75,8 @@ def test_every_script_is_a_stage():
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_runs_the_script_of_its_name(name):
     command = str(DEFINED[name]["cmd"]).split()
-    assert command[:3] == ["python", "-m", f"pipeline.{name}"]
+    program = "\\${DISTILL_LAUNCH:-python}" if name == "distill" else "python"
+    assert command[:3] == [program, "-m", f"pipeline.{name}"]
 
 
 @pytest.mark.parametrize("name", STAGES)

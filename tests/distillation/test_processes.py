@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import asdict
@@ -16,83 +18,155 @@ from draftsmith.artifacts import read_json, write_json
 from draftsmith.config import write_config
 from draftsmith.corpus.dataset import write_corpus
 from draftsmith.corpus.rollouts import Rollout
+from draftsmith.distillation import run as distillation_run
 from draftsmith.distillation.processes import written_by_main
+from draftsmith.drafts.settings import StudentConfig
+from draftsmith.errors import DraftError
 from draftsmith.targets.settings import TargetConfig
 from draftsmith.targets.source import resolve
 from tests import tiny_target
 from tests.distillation.small_training import are_equal, make_config
 
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCHER = ["accelerate.commands.launch", "--multi_gpu", "--main_process_port", "0"]
+CLUSTER = ROOT / "docs/examples/cluster"
 TRAINING = "tests.distillation.launched_training"
 
 
-def start(folder, *arguments, processes):
-    """Run a module of this repository in `folder`, in one process or several."""
-    launcher = [*LAUNCHER, "--num_processes", str(processes), "-m"] if processes > 1 else []
+def started(command, folder, **environment):
+    """A command of this repository that runs in `folder`."""
     places = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    return subprocess.run(
-        [sys.executable, "-m", *launcher, *arguments],
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    own = {"PATH": programs, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
+        env={**os.environ, **own, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-        timeout=300,
     )
+
+
+def launched(folder, *arguments, launch=None):
+    """A module that runs in `folder`: in one process, or in two as a file launches them."""
+    launcher = []
+    if launch is not None:
+        launcher = ["accelerate.commands.launch", "--config_file", str(CLUSTER / launch)]
+        launcher += ["--num_processes", "2", "--main_process_port", "0", "-m"]
+    return started([sys.executable, "-m", *launcher, *arguments], folder)
+
+
+def ended(process):
+    """Its exit status and what it said."""
+    try:
+        _, said = process.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, said
+
+
+def finished(folder, *arguments, launch=None):
+    status, said = ended(launched(folder, *arguments, launch=launch))
+    assert status == 0, said[-3000:]
+    return said
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Weights and outcome of the small training, by its number of processes."""
-    results = {}
-    for processes in (1, 2):
-        folder = tmp_path_factory.mktemp("training")
-        done = start(folder, TRAINING, str(folder), processes=processes)
-        assert done.returncode == 0, done.stderr[-3000:]
-        results[processes] = results_of(folder)
-    return results
+    """Folder of the small training, by its number of processes."""
+    folders = {}
+    for processes, launch in ((1, None), (2, "ddp.yaml")):
+        folders[processes] = folder = tmp_path_factory.mktemp("training")
+        finished(folder, TRAINING, str(folder), launch=launch)
+    return folders
 
 
-def results_of(folder):
-    return load_file(folder / "student.safetensors"), read_json(folder / "outcome.json")
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """Checkpoints of two processes that divided the target, after one of them was killed."""
+    folder = tmp_path_factory.mktemp("killed")
+    status, _ = ended(launched(folder, TRAINING, str(folder), "6", launch="fsdp.yaml"))
+    assert status != 0
+    assert [path.name for path in folder.glob("checkpoints/*")] == ["step-00000004"]
+    return folder
 
 
-def by_step(outcome, *names):
-    return [[entry[name] for name in names] for entry in outcome["history"]]
+def weights_of(folder):
+    return load_file(folder / "student.safetensors")
+
+
+def outcome_of(folder):
+    return read_json(folder / "outcome.json")
+
+
+def by_step(folder, *names):
+    return [[entry[name] for name in names] for entry in outcome_of(folder)["history"]]
+
+
+def assert_near(folder, expected):
+    """The same steps up to rounding, which grows with every step; the same judgement."""
+    for step, values in enumerate(by_step(expected, "loss", "alpha")):
+        near = 1e-5 if step < 3 else 1e-3
+        assert by_step(folder, "loss", "alpha")[step] == pytest.approx(values, rel=near)
+    ours, theirs = weights_of(folder), weights_of(expected)
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], atol=2e-4, rtol=1e-3)
+    assert outcome_of(folder)["best"] == outcome_of(expected)["best"]
+    judged = [
+        [entry["alpha"] for entry in outcome_of(one)["evaluations"]] for one in (folder, expected)
+    ]
+    assert judged[0] == pytest.approx(judged[1], rel=1e-3)
 
 
 @pytest.mark.slow
 def test_two_processes_take_the_steps_of_one(trained):
     """Also where a batch has a sequence for one of them only, and at the judge's."""
-    (ours, outcome), (theirs, expected) = trained[2], trained[1]
-    for step, values in enumerate(by_step(expected, "loss", "alpha")):
-        near = 1e-5 if step < 3 else 1e-3  # rounding grows with every step
-        assert by_step(outcome, "loss", "alpha")[step] == pytest.approx(values, rel=near)
-    for name in theirs:
-        torch.testing.assert_close(ours[name], theirs[name], atol=2e-4, rtol=1e-3)
-    assert outcome["best"] == expected["best"]
-    judged = [[entry["alpha"] for entry in one["evaluations"]] for one in (outcome, expected)]
-    assert judged[0] == pytest.approx(judged[1], rel=1e-3)
+    assert_near(trained[2], trained[1])
 
 
 @pytest.mark.slow
-def test_two_killed_processes_end_like_two_unbroken_ones(trained, tmp_path):
-    killed = start(tmp_path, TRAINING, str(tmp_path), "5", processes=2)
-    assert killed.returncode != 0
-    assert [path.name for path in tmp_path.glob("checkpoints/2-processes/*")] == ["step-00000004"]
-    done = start(tmp_path, TRAINING, str(tmp_path), processes=2)
-    assert done.returncode == 0, done.stderr[-3000:]
-    ours, outcome = results_of(tmp_path)
-    assert outcome["resumed_at"] == 4
-    assert are_equal(ours, trained[2][0])
-    assert by_step(outcome, "loss") == by_step(trained[2][1], "loss")
+def test_two_machines_that_divide_the_target_go_on_like_unbroken_processes(
+    trained, killed, tmp_path
+):
+    folder = shutil.copytree(killed, tmp_path / "run")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    nodes = [
+        started(
+            ["bash", str(CLUSTER / "node.sh"), "-m", TRAINING, str(folder)],
+            folder,
+            MAIN_NODE="127.0.0.1",
+            SLURM_JOB_ID=str(port - 30000),
+            SLURM_JOB_NUM_NODES="2",
+            SLURM_GPUS_ON_NODE="1",
+            SLURM_NODEID=str(node),
+        )
+        for node in (0, 1)
+    ]
+    for node in nodes:
+        status, said = ended(node)
+        assert status == 0, said[-3000:]
+    assert outcome_of(folder)["resumed_at"] == 4
+    assert are_equal(weights_of(folder), weights_of(trained[2]))
+    assert by_step(folder, "loss") == by_step(trained[2], "loss")
+    whole, part = (read_json(one / "target.json")["bytes"] for one in (trained[2], folder))
+    assert part < 0.7 * whole  # the layers are most of it; embedding and head stay whole
+
+
+@pytest.mark.slow
+def test_one_process_goes_on_where_two_were_killed(trained, killed, tmp_path):
+    folder = shutil.copytree(killed, tmp_path / "run")
+    finished(folder, TRAINING, str(folder))
+    assert outcome_of(folder)["resumed_at"] == 4
+    assert_near(folder, trained[1])
 
 
 # The stage
 
 
-def make_project(folder):
+def make_project(folder, signal):
     """What stage distill reads, for a small target that answers about its world."""
     tokenizer = tiny_target.make_tokenizer()
     model = tiny_target.make_model(tokenizer)
@@ -100,7 +174,7 @@ def make_project(folder):
     found = TargetConfig("tiny", str(folder / "target"), None, dtype="float32", snapshot="copy")
     identity = resolve(found, root=folder / "models/targets", fetch_model=None).identity
     write_json(folder / "build/target.json", identity)
-    config = make_config(steps=6, signal="cache", checkpoint_steps=4)
+    config = make_config(steps=6, signal=signal, checkpoint_steps=4)
     recipe = {"family": "student", "layers": {"choose": 2}, "vocabulary_size": 200}
     sections = {"distill": asdict(config), "drafts": {"student": recipe}}
     write_config(folder / "build/config.yaml", sections)
@@ -118,25 +192,49 @@ def files_below(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
+def distilled(folder, signal, launch=None):
+    """A project's draft: what is said of it, which files came to be, and how often it was told."""
+    make_project(folder, signal)
+    before = files_below(folder)
+    said = finished(folder, "pipeline.distill", "student", launch=launch)
+    facts = read_json(folder / "models/drafts/student/draft.json")
+    return facts, files_below(folder) - before, said.count("phase=distil_student done=6/6")
+
+
+def losses_of(facts):
+    return [entry["loss"] for entry in facts["training"]["history"]]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return distilled(tmp_path_factory.mktemp("project"), "cache")
+
+
 @pytest.mark.slow
-def test_the_stage_runs_in_two_processes_and_one_of_them_writes(tmp_path):
-    drafts, logs, written = [], [], []
-    for processes in (1, 2):
-        folder = tmp_path / str(processes)
-        make_project(folder)
-        before = files_below(folder)
-        done = start(folder, "pipeline.distill", "student", processes=processes)
-        assert done.returncode == 0, done.stderr[-3000:]
-        written.append(files_below(folder) - before)
-        logs.append(done.stderr.count("phase=distil_student done=6/6"))
-        drafts.append(read_json(folder / "models/drafts/student/draft.json"))
-    assert written[0] == written[1]
-    assert logs == [1, 1]
-    facts = [draft["training"] for draft in drafts]
-    losses = [[entry["loss"] for entry in fact["history"]] for fact in facts]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    assert facts[0]["layer_choice"] == facts[1]["layer_choice"]
-    assert drafts[0]["recipe_digest"] == drafts[1]["recipe_digest"]
+def test_the_stage_runs_in_two_processes_and_one_of_them_writes(alone, tmp_path):
+    facts, written, times = distilled(tmp_path, "cache", launch="ddp.yaml")
+    expected, files, once = alone
+    assert written == files
+    assert times == once == 1
+    assert losses_of(facts) == pytest.approx(losses_of(expected), rel=1e-4)
+    assert facts["training"]["layer_choice"] == expected["training"]["layer_choice"]
+    assert facts["recipe_digest"] == expected["recipe_digest"]
+
+
+@pytest.mark.slow
+def test_the_stage_divides_its_target_where_it_is_launched_so(alone, tmp_path):
+    facts, _, times = distilled(tmp_path, "online", launch="fsdp.yaml")
+    assert times == 1
+    assert losses_of(facts) == pytest.approx(losses_of(alone[0]), rel=1e-4)
+
+
+def test_a_divided_target_fills_no_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(distillation_run, "divides_target", lambda: True)
+    recipe = StudentConfig(family="student", layers=(0,), vocabulary_size=0)
+    job = distillation_run.Distillation("s", recipe, make_config(signal="cache"), None, "d", {})
+    with pytest.raises(DraftError, match="FSDP divides") as refused:
+        job.run(tmp_path, tmp_path)
+    assert "distill.signal to online" in str(refused.value)
 
 
 def test_one_process_writes_where_it_is_told(tmp_path):

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import threading
+import time
 from contextlib import ExitStack
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from draftsmith.distillation import checkpoints
 from draftsmith.distillation.batches import TrainingSequence
 from draftsmith.distillation.signals import CachedSignals, OnlineSignals, Signal
 from draftsmith.distillation.trainer import learning_rate_factor
@@ -34,6 +38,15 @@ def kill_after(step, seen):
             raise Killed
 
     return on_step
+
+
+def until_there(path):
+    """Wait for what another thread writes."""
+    for _ in range(6000):
+        if path.exists():
+            return
+        time.sleep(0.01)
+    raise AssertionError(path)
 
 
 def without_clock(history):
@@ -221,14 +234,14 @@ def test_a_half_written_checkpoint_does_not_count(target, tmp_path):
     assert are_equal(weights_of(resumed), weights_of(whole))
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.bin"])
-def test_a_checkpoint_without_room_ends_the_run_and_the_one_before_stays(name, target, tmp_path):
+def test_a_checkpoint_without_room_ends_the_run_and_the_one_before_stays(target, tmp_path):
     whole, _ = train(target, tmp_path / "whole")
-    room = (tmp_path / "whole" / "step-00000008" / name).stat().st_size - 1
+    room = (tmp_path / "whole" / "step-00000008" / "state.safetensors").stat().st_size - 1
     disk = ExitStack()
 
     def fill_the_disk(step, _metrics):
         if step == 5:
+            until_there(tmp_path / "run" / "step-00000004")
             disk.enter_context(files_up_to(room))
 
     with pytest.raises(ArtifactError, match="free disk space"), disk:
@@ -237,6 +250,42 @@ def test_a_checkpoint_without_room_ends_the_run_and_the_one_before_stays(name, t
     resumed, outcome = train(target, tmp_path / "run")
     assert outcome.resumed_at == 4
     assert are_equal(weights_of(resumed), weights_of(whole))
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(target, tmp_path, monkeypatch):
+    """And what is written is the state at its step, not the one that it has meanwhile."""
+    whole, _ = train(target, tmp_path / "whole")
+    may_write, seen = threading.Event(), []
+
+    def slowly(tensors, path):
+        assert may_write.wait(60)
+        save_file(tensors, path)
+
+    def on_step(step, _metrics):
+        seen.append(step)
+        if step == 6:
+            assert not (tmp_path / "run" / "step-00000004").exists()
+            may_write.set()
+            until_there(tmp_path / "run" / "step-00000004")
+            raise Killed
+
+    monkeypatch.setattr(checkpoints, "save_file", slowly)
+    with pytest.raises(Killed):
+        train(target, tmp_path / "run", on_step=on_step)
+    assert seen == list(range(7))
+    resumed, outcome = train(target, tmp_path / "run")
+    assert outcome.resumed_at == 4
+    assert are_equal(weights_of(resumed), weights_of(whole))
+
+
+def test_the_last_checkpoint_is_waited_for_and_its_failure_raised(target, tmp_path, monkeypatch):
+    def refuse(_tensors, _path):
+        raise RuntimeError("the writer broke")
+
+    monkeypatch.setattr(checkpoints, "save_file", refuse)
+    with pytest.raises(RuntimeError, match="the writer broke"):
+        train(target, tmp_path, steps=9, checkpoint_steps=8)
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_the_newest_checkpoint_is_kept(target, tmp_path):

@@ -125,6 +125,7 @@ def test_by_default_it_is_the_projects_target_and_its_corpus_where_they_are(proj
         (("nowhere",), "config of the target nowhere"),
         ((), "config of the target nowhere"),
         (("{config}", "--device", "tpu"), "cpu or cuda"),
+        (("{config}", "--shards", "4", "--processes", "2"), "all processes divide the target"),
         (("{config}", "--recipe", "eagel"), "did you mean `eagle`"),
         (("{config}", "--dtype", "int4"), "bfloat16"),
         (("{mamba}",), "cannot be rolled back"),

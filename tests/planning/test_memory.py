@@ -143,7 +143,7 @@ def test_weights_gradients_and_optimizer_take_what_is_planned(config_of, name):
     loss, _ = objective(batch, signal_of(recipe, config, target, batch)(), torch.device("cpu"))
     loss.backward()
     optimizer.step()
-    sizes = draft_sizes(recipe, config, meta_target(config_of(**WIDE), "float32"), CACHE)
+    sizes = draft_sizes(recipe, meta_target(config_of(**WIDE), "float32"), CACHE)
     assert sizes.trained == sum(p.nbytes for p in draft.parameters() if p.requires_grad)
     assert sizes.gradients == sum(p.grad.nbytes for p in trained if p.grad is not None)
     state = [tensor for entry in optimizer.state.values() for tensor in entry.values()]

@@ -25,7 +25,6 @@ from draftsmith.planning.models import (
     target_sizes,
 )
 from draftsmith.strict import convert
-from tests.distillation.small_training import make_config as make_distill
 from tests.drafts.small_models import make_lineage, make_target
 from tests.planning.small_plans import RECIPES, make_mixture
 
@@ -58,7 +57,7 @@ def built(recipe, target):
 @pytest.mark.parametrize(("kind", "name"), PAIRS)
 def test_a_drafts_sizes_are_those_of_one_that_is_built_and_saved(config_of, tmp_path, kind, name):
     recipe, folder = RECIPES[name], config_of(kind)
-    sizes = draft_sizes(recipe, make_distill(), meta_target(folder, "bfloat16"), CACHE)
+    sizes = draft_sizes(recipe, meta_target(folder, "bfloat16"), CACHE)
     draft, ids = built(recipe, make_target(kind, dtype=torch.bfloat16))
     trained = [p for p in draft.parameters() if p.requires_grad]
     assert sizes.num_parameters == num_parameters(draft.parameters())
@@ -98,7 +97,7 @@ def test_a_drafts_cache_has_its_own_layers_and_what_it_reads_of_the_target(
     config_of, name, layers, keeps
 ):
     meta = meta_target(config_of(), "bfloat16")
-    cache = draft_sizes(RECIPES[name], make_distill(), meta, CACHE).cache
+    cache = draft_sizes(RECIPES[name], meta, CACHE).cache
     keys_and_values = 2 * layers * CACHE.rows * 2 * ROUNDED * 8 * 2
     assert cache == keys_and_values + keeps * CACHE.rows * CACHE.slots * 32 * 2
 
@@ -123,7 +122,7 @@ def test_the_default_recipes_have_the_shapes_of_drafts_of_the_default_target(tmp
     meta = meta_target(tmp_path, "bfloat16")
     assert target_sizes(meta, CACHE).num_parameters == target.num_parameters() == 134_515_008
     for name in names:
-        sizes = draft_sizes(recipes[name], make_distill(), meta, CACHE)
+        sizes = draft_sizes(recipes[name], meta, CACHE)
         draft, _ = built(recipes[name], target)
         trained = [p for p in draft.parameters() if p.requires_grad]
         assert sizes.num_trained == num_parameters(trained)
@@ -143,7 +142,7 @@ def test_nothing_takes_memory_for_a_target_that_no_machine_holds(tmp_path):
     meta = meta_target(tmp_path, "bfloat16")
     assert all(parameter.is_meta for parameter in meta.parameters())
     assert target_sizes(meta, CACHE).num_parameters == 405_853_388_800
-    sizes = draft_sizes(RECIPES["eagle"], make_distill(), meta, CACHE)
+    sizes = draft_sizes(RECIPES["eagle"], meta, CACHE)
     assert sizes.num_trained > 1e9
 
 
@@ -156,7 +155,7 @@ def test_a_mixture_of_experts_is_counted_like_any_other(tmp_path):
     assert sizes.weights == num_bytes(target.parameters())
     assert sizes.cache == 2 * 3 * CACHE.rows * 2 * ROUNDED * 8 * 2
     draft, _ = built(RECIPES["student"], target.requires_grad_(requires_grad=False))
-    planned = draft_sizes(RECIPES["student"], make_distill(), meta, CACHE)
+    planned = draft_sizes(RECIPES["student"], meta, CACHE)
     assert planned.num_parameters == num_parameters(draft.parameters())
 
 
@@ -190,11 +189,11 @@ def test_a_dtype_that_is_not_stated_has_to_be_named(config_of):
 def test_a_target_that_can_have_no_feature_head_is_refused_by_name(config_of):
     meta = meta_target(config_of("gpt2"), "float32")
     with pytest.raises(DraftError, match="GPT2LMHeadModel"):
-        draft_sizes(RECIPES["eagle"], make_distill(), meta, CACHE)
+        draft_sizes(RECIPES["eagle"], meta, CACHE)
 
 
 def test_a_draft_that_no_class_can_be_built_for_is_refused(tmp_path):
     make_mixture().save_pretrained(tmp_path)
     meta = meta_target(tmp_path, "float32")
     with pytest.raises(DraftError, match="family eagle for Qwen3MoeForCausalLM"):
-        draft_sizes(RECIPES["eagle"], make_distill(), meta, CACHE)
+        draft_sizes(RECIPES["eagle"], meta, CACHE)

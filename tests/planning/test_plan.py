@@ -68,12 +68,7 @@ def test_a_checkpoint_has_the_size_of_its_files(config_of, tmp_path, name):
     layers = {"student": (0, 2), "eagle": (1, 2, 2), "medusa": ()}[name]
     draft = build_draft(recipe, target, layers, ids)
     in_float32(draft)
-    seen, checkpoints = {}, tmp_path / "checkpoints"
-
-    def look(step, _metrics):
-        files = (checkpoints / "step-00000002").glob("*")
-        named = {file.name: file.stat().st_size for file in files}
-        seen.update({key: named[key] for key in named if key.startswith(("model", "optimizer"))})
+    checkpoints = tmp_path / "checkpoints"
 
     distill(
         objective_of(recipe, job.config, draft, target, ids),
@@ -81,12 +76,11 @@ def test_a_checkpoint_has_the_size_of_its_files(config_of, tmp_path, name):
         OnlineSignals(target, layers if name == "eagle" else ()),
         config=job.config,
         checkpoints=checkpoints,
-        on_step=look,
     )
-    assert set(seen) == {"model.safetensors", "optimizer.bin"}
+    state = (checkpoints / "step-00000002" / "state.safetensors").stat().st_size
     report = plan(job, {name: recipe}, NO_RATES)
     planned = entry_of(report, name)["sizes"]["checkpoint"]
-    assert planned == pytest.approx(sum(seen.values()), rel=0.1)
+    assert planned == pytest.approx(state, rel=0.1)
     assert report["disk"]["checkpoints"] == planned  # one is written before the last step
 
 
@@ -106,21 +100,39 @@ def test_parts_of_the_memory_add_up(config_of):
         assert training["gradient_buckets"] == training["gradients"] > 0
 
 
-def test_shards_divide_the_target_and_nothing_else(config_of):
+def test_shards_divide_layers_in_a_training_and_all_of_a_target_in_decoding(config_of):
     whole, half = (
         plan(make_job(config_of(), machine=Machine("cuda", shards=shards)), ALL, NO_RATES)
         for shards in (1, 2)
     )
+    target = make_target()
+    layers = [sum(p.nbytes for p in layer.parameters()) for layer in target.model.layers]
+    outside = sum(p.nbytes for p in target.parameters()) - sum(layers)
     for name in ALL:
         one, two = (entry_of(report, name)["memory"] for report in (whole, half))
-        for phase, part in (
-            ("training", "target_weights"),
-            ("decoding", "target_weights"),
-            ("decoding", "target_cache"),
-        ):
-            assert two[phase][part] == -(-one[phase][part] // 2)
-        assert one["training"]["activations"] == two["training"]["activations"]
+        for phase in ("training", "signals"):
+            assert two[phase]["target_weights"] == outside + sum(layers) // 2
+            assert one[phase]["activations"] == two[phase]["activations"]
+        assert one["signals"]["gathered_layers"] == 0
+        assert two["signals"]["gathered_layers"] == 2 * max(layers)
+        for part in ("target_weights", "target_cache"):
+            assert two["decoding"][part] == -(-one["decoding"][part] // 2)
         assert one["decoding"]["draft_cache"] == two["decoding"]["draft_cache"]
+
+
+def test_a_divided_target_is_planned_with_the_only_signal_that_it_can_have(config_of):
+    machine = Machine("cuda", shards=2, processes=2)
+    cached, online = (
+        plan(make_job(config_of(), machine=machine, signal=signal), ALL, NO_RATES)
+        for signal in ("cache", "online")
+    )
+    for name in ALL:
+        assert entry_of(cached, name)["memory"] == entry_of(online, name)["memory"]
+        assert entry_of(online, name)["signal_cache"]["fits"]
+        assert entry_of(cached, name)["signal_cache"]["remedies"] == ["distill.signal: online"]
+    lines = list(verdict_lines({**cached, "source": "small"}))
+    assert "student, signal cache: cannot be made; would: distill.signal: online" in lines
+    assert cached["disk"]["signal_cache"] == 0
 
 
 def test_where_nothing_is_said_of_the_memory_there_is_no_verdict(config_of):
@@ -138,7 +150,7 @@ def remedied(job, remedy):
     for part in text.replace(" and ", " with ").split(" with "):
         name, value = part.removeprefix("--").removeprefix("distill.").replace(":", "").split()
         if name == "shards":
-            machine = dataclasses.replace(machine, shards=int(value))
+            machine = dataclasses.replace(machine, shards=int(value), processes=int(value))
         elif name == "batch-size":
             cache = dataclasses.replace(job.cache, rows=int(value))
             job = dataclasses.replace(job, cache=cache)
@@ -199,7 +211,7 @@ def test_hours_follow_from_rates_and_from_nothing_else(config_of):
     assert half["rollout_hours"] == pytest.approx(300 / 2 / 3600)
     assert [half[key] for key in hours[1:]] == [None] * 3
     whole = plan(job, ALL, Rates(2.0, 4.0, 3.0))["time"]
-    devices = 2 * (300 / 2 + 3 * 720 / 4) / 3600
+    devices = (2 * 300 / 2 + 3 * 720 / 4) / 3600
     assert whole["device_hours"] == pytest.approx(devices)
     assert whole["cost"] == pytest.approx(3 * devices)
 

@@ -50,7 +50,9 @@ Device = Annotated[
 ]
 Memory = Annotated[float | None, typer.Option(min=0.001, help="GB (1e9 bytes) of a device.")]
 Shards = Annotated[int, typer.Option(min=1, help="Devices that divide the target.")]
-Processes = Annotated[int, typer.Option(min=1, help="Processes of a training.")]
+Processes = Annotated[
+    int | None, typer.Option(min=1, help="Processes of a training; default: --shards.")
+]
 Rows = Annotated[int, typer.Option(min=1, help="Requests that are decoded at once.")]
 Context = Annotated[int, typer.Option(min=2, help="Tokens of a request, answer included.")]
 Prompts = Annotated[int | None, typer.Option(min=1, help="Prompts of all sources.")]
@@ -70,7 +72,7 @@ def plan(  # noqa: PLR0913  a command's options
     device: Device = None,
     device_memory: Memory = None,
     shards: Shards = 1,
-    processes: Processes = 1,
+    processes: Processes = None,
     batch_size: Rows = 1,
     context: Context = 2048,
     prompts: Prompts = None,
@@ -94,7 +96,7 @@ def plan(  # noqa: PLR0913  a command's options
         target,
         dtype,
         (batch_size, context),
-        Machine(_device_type(device), memory, shards, processes),
+        Machine(_device_type(device), memory, shards, _processes(processes, shards)),
         Expected(prompts, prompt_tokens, response_tokens),
     )
     rates = Rates(rollout_tokens_per_s, training_tokens_per_s, price_per_device_hour)
@@ -126,6 +128,22 @@ def _device_type(device: str | None) -> Literal["cpu", "cuda"]:
             remedy="pass the kind of device that is to train",
         )
     return cast('Literal["cpu", "cuda"]', device)
+
+
+def _processes(asked: int | None, shards: int) -> int:
+    """The value of `--processes`.
+
+    Raises:
+        ConfigError: Only some of the processes would divide the target.
+    """
+    if asked is None or shards in (1, asked):
+        return asked or shards
+    raise ConfigError(
+        "reading --processes",
+        found=f"{asked} beside --shards {shards}",
+        expected="in a training all processes divide the target, or none",
+        remedy="leave out --processes, or make both equal",
+    )
 
 
 @dataclass(frozen=True)

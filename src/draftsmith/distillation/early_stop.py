@@ -7,7 +7,7 @@ deterministic and goes into the checkpoints, so a resumed run stops where an unb
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -98,11 +98,16 @@ class EarlyStop:
         for name, parameter in self._trained():
             parameter.copy_(self._weights[name])
 
-    def save(self, folder: Path) -> None:
-        """Add the state to a checkpoint."""
-        if self.evaluations:
-            save_file(self._weights, folder / _WEIGHTS)
-        write_text(folder / _RECORD, json.dumps(self.evaluations))
+    def copied(self) -> Callable[[Path], None]:
+        """What adds the state as it is now to a checkpoint; later evaluations do not change it."""
+        weights, record = self._weights, json.dumps(self.evaluations)
+
+        def save(folder: Path) -> None:
+            if weights:
+                save_file(weights, folder / _WEIGHTS)
+            write_text(folder / _RECORD, record)
+
+        return save
 
     def load(self, folder: Path) -> None:
         """Take the state from a checkpoint."""

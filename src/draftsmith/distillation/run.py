@@ -27,7 +27,7 @@ from draftsmith.distillation.divergences import divergence_of
 from draftsmith.distillation.early_stop import held_out_indices
 from draftsmith.distillation.head_guesses import held_out_guesses
 from draftsmith.distillation.layer_choice import calibration_loss, choose_layers
-from draftsmith.distillation.processes import join
+from draftsmith.distillation.processes import divide, divides_target, join
 from draftsmith.distillation.recipe import recipe_digest
 from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.signals import CachedSignals, OnlineSignals, SignalSource
@@ -81,15 +81,19 @@ class Distillation:
                 so do the caches of other targets or corpora; the next recipe uses this one's.
             on_step: Called after every optimizer step.
         """
+        self._check_signal()
         target, train = self.target.model, self.rollouts["train"]
         held_out = self._held_out()
         sequences = self._sequences(held_out)
-        check_head(target, torch.tensor([train[0].prompt_ids[:32]], device=target.device))
         token_ids, held_out_coverage = self._vocabulary()
         layers, choice = self._layers(token_ids, sequences)
         draft = build_draft(self.recipe, target, layers, token_ids)
         if self.source is not None:
             start_from(self.source, draft, target, layers=layers, token_ids=token_ids)
+        if divides_target():
+            divide(target)
+            draft.to(target.device)  # type: ignore[arg-type]  # annotated as an unbound method
+        check_head(target, torch.tensor([train[0].prompt_ids[:32]], device=target.device))
         self._make_trainable(draft)
         outcome = distill(
             objective_of(self.recipe, self.config, draft, target, token_ids),
@@ -196,8 +200,6 @@ class Distillation:
         if config.signal == "online":
             return OnlineSignals(target, features)
         folder, max_gb = partial / "signals" / self._signal_key(), config.max_cache_gb
-        if config.signal == "topk" and not isinstance(self.recipe, StudentConfig):
-            raise self._needs_states()
         with join().main_process_first():  # who comes later finds it
             if config.signal == "cache":
                 return CachedSignals(
@@ -207,13 +209,22 @@ class Distillation:
                 folder, target, sequences, token_ids=token_ids, k=config.topk, max_gb=max_gb
             )
 
-    def _needs_states(self) -> DraftError:
-        return DraftError(
-            f"distilling {self.name}",
-            found="distill.signal: topk, which holds probabilities only",
-            expected=f"the target's states, which a recipe of family {self.recipe.family} reads",
-            remedy="set distill.signal to cache or online",
-        )
+    def _check_signal(self) -> None:
+        signal, family = self.config.signal, self.recipe.family
+        if signal == "topk" and family != "student":
+            raise DraftError(
+                f"distilling {self.name}",
+                found="distill.signal: topk, which holds probabilities only",
+                expected=f"the target's states, which a recipe of family {family} reads",
+                remedy="set distill.signal to cache or online",
+            )
+        if divides_target() and signal != "online":
+            raise DraftError(
+                f"distilling {self.name} with a target that FSDP divides",
+                found=f"distill.signal: {signal}, which one process fills for all",
+                expected="signals that all processes make together, in every step",
+                remedy="set distill.signal to online, or launch without FSDP",
+            )
 
     def _facts(
         self, outcome: TrainingOutcome, draft: PreTrainedModel, held_out_coverage: float | None

@@ -22,7 +22,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from draftsmith.distillation.batches import TokenBatch, TrainingSequence, collate, step_indices
-from draftsmith.distillation.checkpoints import Run
+from draftsmith.distillation.checkpoints import Run, Trained
 from draftsmith.distillation.early_stop import EarlyStop
 from draftsmith.distillation.processes import join
 from draftsmith.distillation.settings import DistillConfig
@@ -96,23 +96,24 @@ def distill(  # noqa: PLR0913  live objects of one training run
     """
     optimization = _Optimization(objective, config)
     early_stop = optimization.early_stop(sequences, held_out, signals)
-    run = Run(optimization.accelerator, checkpoints, config, early_stop)
-    resumed_at = run.resume()
     trained = sorted(set(range(len(sequences))) - set(held_out))
     lengths = [len(sequences[index].token_ids) for index in trained]
     clock = _Clock(optimization.accelerator.device)
-    for step in range(resumed_at, config.steps):
-        chosen = step_indices(lengths, config.batch_size, seed=config.seed, step=step)
-        indices = [trained[place] for place in chosen]
-        num_positions = sum(sequences[index].num_predicted for index in indices)
-        _require(num_positions > 0, step, found="no response position")
-        loss, alpha = optimization.step(sequences, indices, signals, num_positions)
-        _require(math.isfinite(loss), step, found=f"a loss of {loss}")
-        metrics = {"loss": loss, "alpha": alpha, **clock.read(num_positions)}
-        is_over = run.after_step(step, metrics)
-        on_step(step, metrics)
-        if is_over:
-            break
+    with Run(optimization.trained, checkpoints, config, early_stop) as run:
+        resumed_at = run.resume()
+        for step in range(resumed_at, config.steps):
+            chosen = step_indices(lengths, config.batch_size, seed=config.seed, step=step)
+            indices = [trained[place] for place in chosen]
+            num_positions = sum(sequences[index].num_predicted for index in indices)
+            _require(num_positions > 0, step, found="no response position")
+            optimization.set_rate(step)
+            loss, alpha = optimization.step(sequences, indices, signals, num_positions)
+            _require(math.isfinite(loss), step, found=f"a loss of {loss}")
+            metrics = {"loss": loss, "alpha": alpha, **clock.read(num_positions)}
+            is_over = run.after_step(step, metrics)
+            on_step(step, metrics)
+            if is_over:
+                break
     return _outcome(run, [sequences[index] for index in trained], resumed_at, early_stop)
 
 
@@ -147,34 +148,28 @@ class _Clock:
 
 
 class _Optimization:
-    """The prepared objective with its optimizer and schedule.
+    """The prepared objective with its optimizer.
 
     Accumulation is counted here and not by `accelerate`, whose counter would run over the end of an
-    epoch, where the last batch may have fewer parts than the others. So are the schedule's steps,
-    which `accelerate` multiplies by the number of processes.
+    epoch, where the last batch may have fewer parts than the others.
     """
 
     def __init__(self, objective: nn.Module, config: DistillConfig) -> None:
         join()
         self.accelerator = Accelerator(
-            mixed_precision=config.mixed_precision,
-            cpu=not torch.cuda.is_available(),
-            step_scheduler_with_optimizer=False,
+            mixed_precision=config.mixed_precision, cpu=not torch.cuda.is_available()
         )
-        self._config = config
-        self._trained = [p for p in objective.parameters() if p.requires_grad]
+        self._config, self._objective = config, objective
+        named = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         optimizer = torch.optim.AdamW(
-            self._trained,
+            named.values(),
             lr=config.learning_rate,
             weight_decay=config.weight_decay,
             betas=(0.9, 0.95),
             fused=True,
         )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: learning_rate_factor(step, config)
-        )
-        prepared = self.accelerator.prepare(objective, optimizer, scheduler)
-        self._module, self._optimizer, self._scheduler = prepared
+        self.trained = Trained(named, optimizer)
+        self._module, self._optimizer = self.accelerator.prepare(objective, optimizer)
         self._module.eval()  # the mode without dropout
 
     def early_stop(
@@ -184,12 +179,17 @@ class _Optimization:
         if not held_out:
             return None
         return EarlyStop(
-            self.accelerator.unwrap_model(self._module),
+            self._objective,
             sequences,
             held_out,
             signals=signals,
             patience=self._config.early_stop_patience,
         )
+
+    def set_rate(self, step: int) -> None:
+        """Give the optimizer the learning rate of `step`."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._config.learning_rate * learning_rate_factor(step, self._config)
 
     def step(
         self,
@@ -214,24 +214,29 @@ class _Optimization:
                 self.accelerator.backward(total * share)
             sums += torch.stack([total.detach(), agreed])
         loss, alpha = (self.accelerator.reduce(sums, "sum") / num_positions).tolist()
-        self.accelerator.clip_grad_norm_(self._trained, self._config.max_grad_norm)
+        self.accelerator.clip_grad_norm_(
+            self.trained.parameters.values(), self._config.max_grad_norm
+        )
         self._optimizer.step()
-        self._scheduler.step()
         self._optimizer.zero_grad()
         return loss, alpha
 
     def _parts(
         self, sequences: Sequence[TrainingSequence], indices: Sequence[int]
     ) -> list[TokenBatch]:
-        """This process's batches; one without a position where there are too few sequences."""
+        """This process's batches, as many as every other has: a target that is divided asks for it.
+
+        Where there are too few sequences for all, some are without a position.
+        """
         accelerator, config = self.accelerator, self._config
-        num_parts = accelerator.num_processes * config.gradient_accumulation
-        size = -(-config.batch_size // num_parts)
-        own = indices[accelerator.process_index :: accelerator.num_processes]
-        if not own:
-            spare = collate(sequences, indices[:1])
-            return [replace(spare, mask=torch.zeros_like(spare.mask))]
-        return [collate(sequences, own[i : i + size]) for i in range(0, len(own), size)]
+        processes = accelerator.num_processes
+        size = -(-config.batch_size // (processes * config.gradient_accumulation))
+        own = indices[accelerator.process_index :: processes]
+        batches = [collate(sequences, own[i : i + size]) for i in range(0, len(own), size)]
+        most = -(-len(indices) // processes)
+        spare = collate(sequences, indices[:1])
+        spare = replace(spare, mask=torch.zeros_like(spare.mask))
+        return batches + [spare] * (-(-most // size) - len(batches))
 
 
 def _outcome(

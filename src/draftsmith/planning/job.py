@@ -18,8 +18,8 @@ class Machine:
     Attributes:
         device_type: cpu or cuda.
         memory: Bytes of a device; None where nothing is said of it.
-        shards: Devices that a target's weights and cache are divided over.
-        processes: Processes of a training, each with its own target and draft.
+        shards: Devices that divide a target; 1, or in a training all of its processes.
+        processes: Processes of a training, each with a device and a draft.
     """
 
     device_type: DeviceType

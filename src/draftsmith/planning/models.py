@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from draftsmith.decoding.features import decoder_layers
 from draftsmith.decoding.slot_model import SlotModel
-from draftsmith.distillation.building import build_draft, in_float32, named_layers, objective_of
-from draftsmith.distillation.settings import DistillConfig
+from draftsmith.distillation.building import build_draft, in_float32, named_layers
 from draftsmith.drafts.eagle import EagleHead
 from draftsmith.drafts.medusa import MedusaHeads
 from draftsmith.drafts.settings import TrainedConfig
@@ -48,10 +48,20 @@ class CacheShape:
 
 @dataclass(frozen=True)
 class TargetSizes:
-    """A target, in bytes where nothing else is said."""
+    """A target, in bytes where nothing else is said.
+
+    Attributes:
+        num_parameters: Of all of it.
+        weights: All of them.
+        layers: Of these, the decoder layers'.
+        largest_layer: One of them.
+        cache: Keys and values of a decoder.
+    """
 
     num_parameters: int
     weights: int
+    layers: int
+    largest_layer: int
     cache: int
 
 
@@ -68,7 +78,7 @@ class DraftSizes:
         copies: Rows of the target that a training holds once more.
         served: What a decoder holds besides the target.
         cache: Keys, values and features of a decoder.
-        checkpoint: One checkpoint of the training.
+        checkpoint: One checkpoint of the training: trained weights and optimizer.
         stored: The finished draft on disk.
     """
 
@@ -123,21 +133,21 @@ def causal_lm(directory: Path, dtype: str) -> PreTrainedModel:
 def target_sizes(target: PreTrainedModel, cache: CacheShape) -> TargetSizes:
     """Sizes of a target on the meta device; its attention is then that of the decoder."""
     weights = list(target.parameters())
+    layers = [_bytes(layer.parameters()) for layer in decoder_layers(target)]
     return TargetSizes(
         num_parameters=_count(weights),
         weights=_bytes(weights),
+        layers=sum(layers),
+        largest_layer=max(layers),
         cache=_cache_bytes(target, cache),
     )
 
 
-def draft_sizes(
-    recipe: TrainedConfig, config: DistillConfig, target: PreTrainedModel, cache: CacheShape
-) -> DraftSizes:
+def draft_sizes(recipe: TrainedConfig, target: PreTrainedModel, cache: CacheShape) -> DraftSizes:
     """Sizes of a recipe's draft.
 
     Args:
         recipe: The recipe.
-        config: The distill section.
         target: On the meta device.
         cache: What the decoder holds.
 
@@ -146,7 +156,7 @@ def draft_sizes(
     """
     try:
         with torch.device("meta"):
-            return _draft_sizes(recipe, config, target, cache)
+            return _draft_sizes(recipe, target, cache)
     except ValueError as error:
         raise DraftError(
             f"building a draft of family {recipe.family} for {type(target).__name__}",
@@ -156,9 +166,7 @@ def draft_sizes(
         ) from error
 
 
-def _draft_sizes(
-    recipe: TrainedConfig, config: DistillConfig, target: PreTrainedModel, cache: CacheShape
-) -> DraftSizes:
+def _draft_sizes(recipe: TrainedConfig, target: PreTrainedModel, cache: CacheShape) -> DraftSizes:
     token_ids = draft_vocabulary(recipe, target)
     draft = build_draft(recipe, target, draft_layers(recipe, target), token_ids)
     state, own = draft.state_dict(), own_parameter_names(draft)
@@ -172,7 +180,6 @@ def _draft_sizes(
     if has_own_head(draft) and token_ids is not None:
         copies += _bytes(output_rows(target, token_ids).parameters())
     optimizer = _ADAMW_MOMENTS * _bytes(trained) + _FLOAT_BYTES * len(trained)
-    objective = objective_of(recipe, config, draft, target, token_ids)
     return DraftSizes(
         num_parameters=_count(parameters),
         num_trained=_count(trained),
@@ -182,7 +189,7 @@ def _draft_sizes(
         copies=copies,
         served=served,
         cache=cached,
-        checkpoint=_bytes(objective.state_dict().values()) + optimizer,
+        checkpoint=_bytes(trained) + optimizer,
         stored=stored + (0 if token_ids is None else _ID_BYTES * len(token_ids)),
     )
 

@@ -32,9 +32,7 @@ def plan(job: Job, recipes: Mapping[str, TrainedConfig], rates: Rates) -> dict[s
     target = meta_target(job.directory, job.dtype)
     sizes, config = target_sizes(target, job.cache), target.config.get_text_config()
     plans = {
-        name: RecipePlan(
-            job, recipe, target, sizes, draft_sizes(recipe, job.config, target, job.cache)
-        )
+        name: RecipePlan(job, recipe, target, sizes, draft_sizes(recipe, target, job.cache))
         for name, recipe in recipes.items()
     }
     return {
@@ -80,7 +78,7 @@ def _time(job: Job, rates: Rates, *, num_recipes: int) -> dict[str, int | float 
     training = _hours(trained * num_recipes, rates.training_tokens_per_s)
     used = cost = None
     if rollouts is not None and training is not None:
-        used = machine.shards * (rollouts + machine.processes * training)
+        used = machine.shards * rollouts + machine.processes * training
     if used is not None and rates.price_per_device_hour is not None:
         cost = used * rates.price_per_device_hour
     return {

@@ -70,6 +70,8 @@ class RecipePlan:
         if isinstance(self.recipe, StudentConfig):
             top = topk_arrays(positions, config.topk)
             kinds["topk"] = sum(array.num_bytes for array in top.values())
+        if self.job.machine.shards > 1:  # what each process lacks, all must make together
+            kinds = {"online": 0}
         limit = int(config.max_cache_gb * _BYTES_PER_GB)
         needed = kinds.get(config.signal)
         fits = needed is not None and needed <= limit
@@ -88,6 +90,8 @@ class RecipePlan:
     def _memory(self, config: DistillConfig) -> dict[str, Bytes]:
         """Bytes of a device while the target's signals are made, and while a step runs."""
         job, draft = self.job, self.draft
+        if job.machine.shards > 1:  # the only signal that they make together
+            config = replace(config, signal="online")
         step = PlannedStep(
             job.directory,
             job.dtype,
@@ -100,7 +104,7 @@ class RecipePlan:
         # Several processes exchange gradients through buckets of the same size.
         buckets = draft.gradients if job.machine.processes > 1 else 0
         held: Bytes = {
-            "target_weights": job.shard(self.target_sizes.weights),
+            "target_weights": self._resident(job.machine.shards),
             "target_rows": draft.copies,
             "draft_weights": draft.trained,
         }
@@ -108,12 +112,37 @@ class RecipePlan:
             "optimizer": draft.optimizer,
             "gradients": draft.gradients,
             "gradient_buckets": buckets,
+            **self._copies(config),
         }
-        training = {**held, **trained, "activations": _less(working, draft.gradients)}
+        training = {
+            **held,
+            **trained,
+            "activations": _less(working, draft.gradients),
+        }
+        gathered: Bytes = {"gathered_layers": self._gathered(job.machine.shards)}
         # A cache is filled before the optimizer is there.
         before = trained if config.signal == "online" else {}
-        signals = {**held, **before, "activations": step.signal_bytes()}
+        signals = {**held, **before, **gathered, "activations": step.signal_bytes()}
         return {"training": _with_total(training), "signals": _with_total(signals)}
+
+    def _copies(self, config: DistillConfig) -> Bytes:
+        """Bytes of what a training copies to main memory, where that is the device's."""
+        if self.job.machine.device_type != "cpu":
+            return {}
+        is_saved, is_judged = config.steps > config.checkpoint_steps, config.early_stop_patience > 0
+        return {
+            "checkpoint": self.draft.checkpoint if is_saved else 0,
+            "best_weights": self.draft.trained if is_judged else 0,
+        }
+
+    def _resident(self, shards: int) -> int:
+        """Bytes of the target's weights that a process of a training holds all the time."""
+        sizes = self.target_sizes
+        return sizes.weights - sizes.layers + -(-sizes.layers // shards)
+
+    def _gathered(self, shards: int) -> int:
+        """Bytes of what a process gathers while a forward runs: received, and in its place."""
+        return 2 * self.target_sizes.largest_layer if shards > 1 else 0
 
     def _decoding(self) -> Bytes:
         """Bytes of a device while the pair decodes."""
@@ -130,21 +159,36 @@ class RecipePlan:
         limit = self.job.machine.memory
         if total is None or limit is None or total <= limit:
             return _verdict(total, limit, [])
-        weights = self.job.shard(self.target_sizes.weights)
         remedies: list[str] = []
-        least, best = total, ""
+        least, best, found = total, "", self.job.config
         for text, config in self._options():
             peak = _peak(self._memory(config))
             if peak is not None and peak < least:
-                least, best = peak, f" with {text}"
+                least, best, found = peak, f" with {text}", config
             if peak is not None and peak <= limit:
                 remedies.append(f"{text} ({_gb(peak)})")
-        for rest, suffix in ((total - weights, ""), (least - weights, best)):
-            if rest < limit:
-                shards = _parts(self.target_sizes.weights, limit - rest)
+        for config, suffix in ((self.job.config, ""), (found, best)):
+            if (shards := self._shards(config, limit)) is not None:
                 remedies.append(f"--shards {shards}{suffix}")
                 break
         return _verdict(total, limit, remedies or [f"devices of {_gb(least)}{best}"])
+
+    def _shards(self, config: DistillConfig, limit: int) -> int | None:
+        """So many processes would do if they divided the target; None where no number does.
+
+        Each would have fewer sequences than now, which is left out.
+        """
+        memory = self._memory(replace(config, signal="online"))
+        others = [
+            phase["total"] - (phase["target_weights"] or 0) - (phase.get("gathered_layers") or 0)
+            for phase in memory.values()
+            if phase["total"] is not None
+        ]
+        sizes, fixed = self.target_sizes, max(others, default=limit)
+        if self.job.machine.processes == 1:
+            fixed += self.draft.gradients  # exchanged among several
+        room = limit - fixed - self._gathered(2) - (sizes.weights - sizes.layers)
+        return _parts(sizes.layers, room) if room > 0 else None
 
     def _options(self) -> Iterator[tuple[str, DistillConfig]]:
         """Settings that give the same draft with less memory."""

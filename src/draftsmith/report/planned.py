@@ -12,12 +12,15 @@ _BYTES_PER_GB = 1e9
 _PARTS = {
     "target_weights": "target, weights",
     "target_rows": "target, output rows held again",
+    "gathered_layers": "target, layers gathered whole",
     "target_cache": "target, key/value cache",
     "draft_weights": "draft, weights",
     "draft_cache": "draft, cache",
     "gradients": "gradients",
     "gradient_buckets": "gradients being exchanged",
     "optimizer": "optimizer",
+    "checkpoint": "checkpoint being written",
+    "best_weights": "best weights so far",
     "activations": "activations and working memory",
     "total": "total",
 }
@@ -47,7 +50,7 @@ def _judged(verdict: Mapping[str, Any]) -> str:
         return "not known"
     ways = " | ".join(verdict["remedies"])
     if total is None:
-        return f"does not go with this recipe; would: {ways}"
+        return f"cannot be made; would: {ways}"
     if limit is None:
         return f"{_gb(total)} GB; --device-memory says whether that fits"
     if verdict["fits"]:

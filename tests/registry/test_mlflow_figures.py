@@ -1,4 +1,4 @@
-"""What a browsing reader finds in MLflow: figures with steps, parameters, datasets, descriptions."""
+"""What a reader finds in MLflow: figures with steps, parameters, datasets, descriptions."""
 
 from __future__ import annotations
 

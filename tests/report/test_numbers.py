@@ -17,7 +17,7 @@ from draftsmith.report.markdown import render_markdown
 from draftsmith.report.page import render_page
 from tests.report.conftest import build_reports
 
-SHOWN = re.compile(r"(?<![\w.,])[+-]?(\d[\d,]*(?:\.\d+)?)(?![\w])")
+SHOWN = re.compile(r"(?<![\w.,])[+-]?(\d+(?:,\d{3})*(?:\.\d+)?)(?![\w])")
 # Not of this run: the level of intervals, the batch of the headline speedup.
 CONSTANTS = {"95", "1"}
 # What the page draws, or tells by words alone. Anything else that it leaves out is a fault.
@@ -66,7 +66,7 @@ def marked(tree, counter, path=""):
     if isinstance(tree, dict | list):
         items = tree.items() if isinstance(tree, dict) else enumerate(tree)
         parts = {key: marked(value, counter, f"{path}/{key}") for key, value in items}
-        found = {place: number for _, numbers in parts.values() for place, number in numbers.items()}
+        found = dict(item for _, numbers in parts.values() for item in numbers.items())
         kept = {key: part for key, (part, _) in parts.items()}
         return (kept if isinstance(tree, dict) else list(kept.values())), found
     if isinstance(tree, bool) or not isinstance(tree, int | float):

@@ -8,7 +8,7 @@ from draftsmith.console import run_stage
 from draftsmith.registry.evidence_files import benchmark_for_gate
 from draftsmith.registry.gate import GateConfig, GateEvidence, decide
 from draftsmith.registry.records import recorded
-from draftsmith.report.inputs import ReportInputs
+from draftsmith.report.inputs import ReportInputs, read_advice
 from draftsmith.report.markdown import render_markdown
 from draftsmith.report.page import render_page
 from pipeline import CHAMPION, CONFIG, DRAFTS, REPORTS, TARGET
@@ -17,18 +17,18 @@ from pipeline import CHAMPION, CONFIG, DRAFTS, REPORTS, TARGET
 def main() -> None:
     names = ("registration", "evaluation", "benchmark", "drift", "incumbent")
     reports = {name: read_json(REPORTS / f"{name}.json") for name in names}
-    config = load_section(CONFIG, "gate", GateConfig)
+    gate = load_section(CONFIG, "gate", GateConfig)
     reports["target"], champion = read_json(TARGET), read_json(CHAMPION)["champion"]
-    reports["benchmark"] = benchmark_for_gate(reports, device=config.device)
+    reports["benchmark"] = benchmark_for_gate(reports, device=gate.device)
     domains = load_value(CONFIG, "drift.critical_domains", list[str])
-    evidence = GateEvidence(**reports, champion=champion and champion["version"])
-    today = datetime.now(UTC).date()
-    decision = decide(evidence, config=config, today=today, critical_domains=domains)
+    found = GateEvidence(**reports, champion=champion and champion["version"])
+    decision = decide(found, config=gate, today=datetime.now(UTC).date(), critical_domains=domains)
     inputs = ReportInputs(
         decision=decision,
         champion=champion,
         champion_record=champion and recorded(champion).record,
         manifest=read_json(DRAFTS / reports["registration"]["recipe"] / "draft.json"),
+        advice=read_advice(REPORTS / "advice.json", decision["pair_digest"]),
         **reports,
     )
     write_json(REPORTS / "decision.json", decision)

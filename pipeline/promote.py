@@ -24,9 +24,8 @@ def main() -> int:
     decision = as_of(read_json(REPORTS / "decision.json"), datetime.now(UTC).date())
     is_experiment = "DVC_EXP_NAME" in os.environ
     if not is_experiment:
-        store.attach_decision(
-            decision["version"], REPORTS / "decision.json", REPORTS / "report.html"
-        )
+        files = (REPORTS / name for name in ("decision.json", "report.html", "report.md"))
+        store.attach_decision(decision["version"], *files)
     report = carry_out(store, decision, is_experiment=is_experiment)
     write_json(REPORTS / "promotion.json", report)
     is_held_back = is_experiment and decision["verdict"] == "promote"

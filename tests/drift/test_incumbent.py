@@ -6,7 +6,7 @@ import pytest
 
 from draftsmith.drift.comparison import Comparison
 from draftsmith.drift.incumbent import identity_changes, incumbent_report, judge
-from draftsmith.drift.prediction import predicted_tau
+from draftsmith.drift.prediction import break_even_alpha, predicted_tau
 from draftsmith.drift.wording import target_reasons
 from draftsmith.errors import EvidenceError
 
@@ -237,3 +237,25 @@ def test_prompts_that_came_and_went_are_told_from_a_changed_target(report_of):
     assert report["prompts"] == {"common": 185, "new": 15, "gone": 15}
     assert any("15 of today's are not in the record" in reason for reason in report["reasons"])
     assert not any("prompts changed" in reason for reason in report_of()["reasons"])
+
+
+@pytest.mark.parametrize(
+    ("length", "verify_ms", "expected"),
+    [
+        (1, {"2": 11.0}, 0.2),  # 1 + 11 of 10 ms: 1 + alpha = 1.2
+        (2, {"3": 15.5}, 0.5),  # 2 + 15.5 of 10 ms: 1 + alpha + alpha^2 = 1.75
+        (1, {"2": 20.0}, None),  # not even a draft that is always right
+        (3, {"2": 11.0}, None),  # so many positions were not timed
+    ],
+)
+def test_the_least_alpha_that_pays_makes_up_for_the_round(length, verify_ms, expected):
+    cost = {"target_step_ms": 10.0, "draft_step_ms": 1.0, "verify_ms": verify_ms}
+    found = break_even_alpha({"draft_length": length, "cost": cost})
+    assert found == (None if expected is None else pytest.approx(expected, abs=1e-5))
+
+
+def test_a_draft_that_guesses_all_at_once_pays_earlier_and_a_tree_is_judged_by_its_chain():
+    cost = {"target_step_ms": 10.0, "draft_step_ms": 1.0, "verify_ms": {"3": 15.5}}
+    steps = {"draft_length": 5, "chain_length": 2, "cost": cost}
+    at_once = steps | {"cost": cost | {"drafts_at_once": True}}
+    assert break_even_alpha(at_once) < break_even_alpha(steps) == pytest.approx(0.5, abs=1e-5)

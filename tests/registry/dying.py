@@ -64,8 +64,10 @@ def register_again(store, root):
 def promote(store, root):
     """Attach a decision to version 3 and promote it."""
     write_json(root / "decision.json", {"verdict": "promote", "reasons": ["faster"]})
-    write_text(root / "report.html", "<html></html>")
-    store.attach_decision("3", root / "decision.json", root / "report.html")
+    pages = [root / "report.html", root / "report.md"]
+    for page in pages:
+        write_text(page, "promote")
+    store.attach_decision("3", root / "decision.json", *pages)
     store.promote("3", ["faster"])
 
 

@@ -72,7 +72,12 @@ def check(name, verdict="pass", severity="block", remedy=""):
     }
 
 
+def positions(values):
+    return [{"survival": estimate(value, 0.013, 64)} for value in values]
+
+
 def record(mean):
+    survival = {"0.0": [0.41, 0.17, 0.07], "0.7": [0.46, 0.21, 0.1]}
     return {
         "recipe": "small",
         "family": "student",
@@ -80,7 +85,8 @@ def record(mean):
         "pair_digest": "c" * 64,
         "alpha": by_temperature(mean, 0.02),
         "tau": by_temperature(1.71, 0.05),
-        "survival": {"0.0": [0.41, 0.17, 0.07], "0.7": [0.46, 0.21, 0.1]},
+        "survival": survival,
+        "positions": {key: positions(values) for key, values in survival.items()},
         "position_counts": {"0.0": [12345, 12001, 11876], "0.7": [9001, 8900, 8800]},
         "conditional_acceptance": {"0.0": [0.41, 0.4146, None], "0.7": [0.46, 0.45, 0.48]},
         "accepted_fraction": {"0.0": 0.22, "0.7": 0.26},
@@ -146,6 +152,39 @@ def benchmark():
     }
 
 
+def workload(batch_size, context, temperature=0.0, **told):
+    return {
+        "batch_size": batch_size,
+        "context": context,
+        "new_tokens": 16,
+        "temperature": temperature,
+        "verdict": "speculate",
+        "instead": None,
+        "draft_length": 2,
+        "speedup": 1.4142,
+        "break_even_alpha": 0.1277,
+    } | told
+
+
+def advice():
+    int8 = {"scheme": "int8 weights", "ratio": estimate(1.3131, 0.04)}
+    idle = {"draft_length": 0, "speedup": 1.0, "break_even_alpha": None}
+    return {
+        "schema": 2,
+        "pair_digest": "c" * 64,
+        "device": {"kind": "cpu", "name": "Other Processor", "threads": 2},
+        "workloads": [
+            workload(1, 64),
+            workload(4, 64, verdict="about even", speedup=1.0789),
+            workload(1, 1024, verdict="do not speculate", **idle),
+            workload(4, 1024, verdict="quantise instead", instead=int8, **idle),
+            workload(1, 64, 0.7, speedup=2.3456),
+        ],
+        "trials": [{"predicted": 1.3721, "measured": 1.4567, "interval": [1.3345, 1.5678]}],
+        "prediction": {"num_trials": 7, "median_error": 0.0461, "error_bar": 0.0843},
+    }
+
+
 def build_reports():
     failed = check("speedup", "fail", remedy="Try a smaller draft.")
     return {
@@ -194,7 +233,12 @@ def build_reports():
         }
         | compared(-0.0321),
         "target": {"digest": "a" * 64, "num_parameters": 134515008, "model_type": "llama"},
-        "champion": {"name": "demo-pair", "version": "11", "pair_digest": "d" * 64},
+        "champion": {
+            "name": "demo-pair",
+            "version": "11",
+            "pair_digest": "d" * 64,
+            "target_digest": "f" * 64,
+        },
         "champion_record": record(0.4444),
         "incumbent": {
             "verdict": "drifted",
@@ -204,7 +248,15 @@ def build_reports():
         }
         | compared(-0.1234)
         | {"by_temperature": dict(map(at_temperature, ("0.0", "0.7"), (-0.1234, -0.2345)))},
-        "manifest": {"family": "student", "training": {"steps": 900, "loss": "forward_kl"}},
+        "manifest": {
+            "family": "student",
+            "training": {
+                "steps": 900,
+                "loss": "forward_kl",
+                "history": [{"step": 50.0, "loss": 3.8578}, {"step": 100.0, "loss": 3.3834}],
+            },
+        },
+        "advice": advice(),
     }
 
 

@@ -7,16 +7,20 @@ import matplotlib as mpl
 import pytest
 
 from draftsmith.errors import ArtifactError
-from draftsmith.report import figures
+from draftsmith.report import boundary, figures
 
 
 @pytest.fixture
 def charts(inputs):
     return {
-        "alpha": figures.alpha_by_domain(inputs.evaluated, "0.0", champion=inputs.champion_record),
+        "alpha": figures.alpha_by_domain(
+            inputs.evaluated, "0.0", champion=inputs.champion_record, break_even=0.3817
+        ),
         "survival": figures.survival_by_position(inputs.evaluated),
         "calibration": figures.speedup_by_draft_length(inputs.benchmarked),
         "batch": figures.speedup_by_batch_size(inputs.benchmarked),
+        "map": boundary.speedup_map(inputs.advice["workloads"], 0.0),
+        "trials": boundary.predicted_and_measured(inputs.advice["trials"], inputs.benchmarked),
     }
 
 
@@ -28,6 +32,57 @@ def test_bars_and_intervals_are_those_of_the_record(inputs, charts):
     assert dict(zip(labels, widths, strict=True)) == pytest.approx(
         {name: estimate["mean"] for name, estimate in domains.items()}
     )
+
+
+def test_lines_and_points_are_those_of_the_record(inputs, charts):
+    (survival,), (calibration,), (trials,) = (
+        charts[name].axes for name in ("survival", "calibration", "trials")
+    )
+    for line, values in zip(
+        survival.get_legend_handles_labels()[0],
+        inputs.evaluated["survival"].values(),
+        strict=True,
+    ):
+        assert list(line.lines[0].get_ydata()) == values
+    points = {(e["draft_length"], e["speedup"]) for e in inputs.benchmarked["calibration"]}
+    assert set(zip(*calibration.lines[0].get_data(), strict=True)) == points
+    (trial,), speed = inputs.advice["trials"], inputs.benchmarked
+    drawn = [line.get_data() for line in trials.lines if line.get_marker() in ("o", "D")]
+    assert [(float(x[0]), float(y[0])) for x, y in drawn] == [
+        (trial["predicted"], trial["measured"]),
+        (speed["predicted_speedup"], speed["speedup"]["mean"]),
+    ]
+
+
+def test_survival_has_intervals_where_the_record_has_them(inputs):
+    for record in (inputs.evaluated, {"survival": inputs.evaluated["survival"]}):
+        (axes,) = figures.survival_by_position(record).axes
+        assert len(axes.collections) == (2 if "positions" in record else 0)
+
+
+def test_a_dashed_line_shows_which_alpha_pays(inputs, charts):
+    (axes,) = charts["alpha"].axes
+    lines = [line for line in axes.lines if line.get_label() == "pays above"]
+    assert [list(line.get_xdata()) for line in lines] == [[0.3817, 0.3817]]
+    (plain,) = figures.alpha_by_domain(inputs.evaluated, "0.0").axes
+    assert not any(line.get_label() == "pays above" for line in plain.lines)
+
+
+def test_every_workload_has_a_cell_with_its_figures_and_where_nothing_pays_it_is_hatched(
+    inputs, charts
+):
+    (axes,) = charts["map"].axes
+    said = {tuple(text.xy): text.get_text() for text in axes.texts}
+    assert said == {
+        (0, 0): "1.41 at 2",
+        (0, 1): "1.08 at 2?",
+        (1, 0): "do not",
+        (1, 1): "int8 weights 1.31",
+    }
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["64", "1024"]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["1", "4"]
+    hatched = [patch.get_hatch() for patch in axes.patches]
+    assert hatched == [None, None, "//", "//"]
 
 
 def test_the_champion_stands_beside_its_domain_only_where_it_was_measured(inputs):

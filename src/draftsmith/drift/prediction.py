@@ -14,10 +14,41 @@ from typing import Any
 from draftsmith.drift.comparison import Comparison, compare
 from draftsmith.drift.settings import temperature_key
 
+_BISECTIONS = 20
+
 
 def predicted_tau(alpha: float, draft_length: int) -> float:
     """Tokens of a round at a constant acceptance rate: 0.5 at draft length 2 gives 1.75."""
     return sum(alpha**place for place in range(draft_length + 1))
+
+
+def break_even_alpha(benchmark: Mapping[str, Any]) -> float | None:
+    """Least alpha, the same at every position, with which the draft length that was chosen pays.
+
+    By isolated forwards at batch 1; what is copied and what sampling costs are left out. Of a pair
+    that drafts trees it is that of its best chain.
+
+    Args:
+        benchmark: The benchmark record of the pair.
+
+    Returns:
+        None where even a draft that is always right would not pay, or verifying so many positions
+        was not timed.
+
+    Example: a round of one guess that takes 1.2 steps of the target pays above 0.2.
+    """
+    length = int(benchmark.get("chain_length", benchmark["draft_length"]))
+    cost = benchmark["cost"]
+    if str(length + 1) not in cost["verify_ms"]:
+        return None
+    needed = _round_cost(cost, length)
+    if predicted_tau(1.0, length) < needed:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if predicted_tau(middle, length) >= needed else (middle, high)
+    return high
 
 
 def predicted_changes(  # noqa: PLR0913  both sides, and what they are predicted with

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlflow.entities import Metric
-
 from draftsmith.artifacts import digest_directory, read_json, short
 from draftsmith.errors import RegistryError
-from draftsmith.registry import mlflow_moves, mlflow_upload
+from draftsmith.registry import description, mlflow_figures, mlflow_moves, mlflow_upload
 from draftsmith.registry.mlflow_catalog import CHALLENGER, CHAMPION, Catalog
 from draftsmith.registry.mlflow_connection import connect, redact, translated, unless_done
 from draftsmith.registry.mlflow_fetch import check_model, fetch_pair
@@ -29,7 +26,6 @@ from draftsmith.registry.pair import (
     DECISION_TAG,
     EVIDENCE_TAG,
     FILES_TAG,
-    METRIC_TAGS,
     MODEL_TAG,
     RESERVED_TAGS,
     SOURCE_TAG,
@@ -43,7 +39,7 @@ if TYPE_CHECKING:
 
     from draftsmith.registry.settings import RegistryConfig
 
-_METRICS_A_CALL = 1000  # MLflow's limit
+_MODELS = "models:/"
 _LOG = logging.getLogger(__name__)
 
 
@@ -174,13 +170,13 @@ class PairStore:
             evidence=evidence,
             target_source=redact(target_source),
             target_dir=self._included_target(pair),
-            device=tags.get("device", ""),
+            tags=tags,
         )
         with translated(f"registering {pair.draft.recipe}"), self._connection.locked():
             known = self._only_version(pair.digest)
             if known is None:
-                return self._create(files, tags)
-            self._refresh(known, files, tags)
+                return self._create(files)
+            self._refresh(known, files)
             return str(known.version)
 
     def _only_version(self, pair_digest: str, run_id: str | None = None) -> ModelVersion | None:
@@ -212,10 +208,10 @@ class PairStore:
             )
         return folder
 
-    def _create(self, files: mlflow_upload.PairFiles, tags: Mapping[str, str]) -> str:
+    def _create(self, files: mlflow_upload.PairFiles) -> str:
         experiment_id = self._catalog.experiment_id()
         all_tags = {
-            **tags,
+            **files.tags,
             **files.record.tags(),
             FILES_TAG: digest_directory(files.draft_dir),
             EVIDENCE_TAG: mlflow_upload.evidence_digest(files.evidence),
@@ -223,9 +219,13 @@ class PairStore:
         }
         with self._connection.bound():
             run_id, model_id, saved = mlflow_upload.upload(self._connection, experiment_id, files)
-            self._log_figures(run_id, tags)
-            self._log_training(run_id, files.draft_dir)
-            self._create_version(run_id, model_id, {**all_tags, MODEL_TAG: saved})
+            mlflow_figures.log_pair(self._client, run_id, model_id, files)
+            self._create_version(
+                run_id,
+                model_id,
+                tags={**all_tags, MODEL_TAG: saved},
+                told=description.unjudged(files.record, files.tags),
+            )
         self._client.set_terminated(run_id, status="FINISHED")
         known = self._only_version(files.record.digest, run_id)
         assert known is not None  # it was just created
@@ -233,45 +233,34 @@ class PairStore:
         _LOG.info("event=registered name=%s version=%s", self.name, version)
         return version
 
-    def _create_version(self, run_id: str, model_id: str, tags: dict[str, str]) -> None:
+    def _create_version(
+        self, run_id: str, model_id: str, *, tags: dict[str, str], told: str
+    ) -> None:
         with unless_done("RESOURCE_ALREADY_EXISTS"):
-            self._client.create_registered_model(self.name)
+            whole = description.model_description(self.name)
+            self._client.create_registered_model(self.name, description=whole)
         self._client.create_model_version(
-            self.name, source=f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id
+            self.name,
+            source=f"{_MODELS}{model_id}",
+            run_id=run_id,
+            tags=tags,
+            description=told,
+            model_id=model_id,
         )
 
-    def _refresh(
-        self, known: ModelVersion, files: mlflow_upload.PairFiles, tags: Mapping[str, str]
-    ) -> None:
+    def _refresh(self, known: ModelVersion, files: mlflow_upload.PairFiles) -> None:
         """Attach news to a known pair; the evidence digest's tag is last, so a kill repeats it."""
         digest, run_id = mlflow_upload.evidence_digest(files.evidence), str(known.run_id)
         if known.tags.get(EVIDENCE_TAG) != digest:
             mlflow_upload.log_evidence(self._client, run_id, files)
-            self._log_figures(run_id, tags)
-        news = {**tags, SOURCE_TAG: files.target_source, EVIDENCE_TAG: digest}
+            model_id = str(known.source).removeprefix(_MODELS)
+            mlflow_figures.log_news(self._client, run_id, model_id, files)
+        news = {**files.tags, SOURCE_TAG: files.target_source, EVIDENCE_TAG: digest}
         for key, value in news.items():
             if known.tags.get(key) != value:
                 self._client.set_model_version_tag(self.name, known.version, key, value)
         if self._client.get_run(run_id).info.status != "FINISHED":  # killed after its version
             self._client.set_terminated(run_id, status="FINISHED")
-
-    def _log_figures(self, run_id: str, tags: Mapping[str, str]) -> None:
-        now_ms = time.time_ns() // 1_000_000
-        figures = {key: float(tags[key]) for key in METRIC_TAGS if key in tags}
-        metrics = [Metric(key, value, now_ms, 0) for key, value in figures.items()]
-        self._client.log_batch(run_id, metrics)
-
-    def _log_training(self, run_id: str, draft_dir: Path) -> None:
-        """The training's history, kept in the manifest, as curves of the version's run."""
-        training = read_json(draft_dir / "draft.json").get("training", {})
-        now_ms = time.time_ns() // 1_000_000
-        metrics = [
-            Metric(f"train_{name}", entry[name], timestamp=now_ms, step=int(entry["step"]))
-            for entry in training.get("history", [])
-            for name in ("loss", "alpha")
-        ]
-        for start in range(0, len(metrics), _METRICS_A_CALL):
-            self._client.log_batch(run_id, metrics[start : start + _METRICS_A_CALL])
 
     def fetch(self, pair: RegisteredPair, into: Path) -> Path:
         """Bring a pair's draft/, pair.json and evidence/ to `into`; see `mlflow_fetch.fetch_pair`.
@@ -297,10 +286,10 @@ class PairStore:
         return download_model(self._connection, uri, dst)
 
     @translated("attaching the decision")
-    def attach_decision(self, version: str, decision_path: Path, report_path: Path) -> None:
-        """Attach the gate's decision and the report to a version."""
+    def attach_decision(self, version: str, decision_path: Path, *pages: Path) -> None:
+        """Attach the gate's decision and its report; a page in Markdown describes the version."""
         found = self._client.get_model_version(self.name, version)
-        for path in (decision_path, report_path):
+        for path in (decision_path, *pages):
             self._client.log_artifact(found.run_id, str(path), "decision")
         decision = read_json(decision_path)
         summary = {
@@ -312,6 +301,10 @@ class PairStore:
         }
         text = json.dumps(summary, sort_keys=True)
         self._client.set_model_version_tag(self.name, version, DECISION_TAG, text)
+        for page in pages:
+            if page.suffix == ".md":
+                told = redact(description.bounded(page.read_text(encoding="utf-8")))
+                self._client.update_model_version(self.name, version, description=told)
 
     @translated("setting the challenger")
     def set_challenger(self, version: str) -> None:

@@ -64,7 +64,7 @@ class PairFiles:
         evidence: File name in the version -> file on disk.
         target_source: Where the target came from, without credentials.
         target_dir: The target's weights, when they are to be copied in.
-        device: Name of the device that the evidence was measured on.
+        tags: Headline figures, among them the device that they were measured on.
     """
 
     name: str
@@ -73,7 +73,7 @@ class PairFiles:
     evidence: Mapping[str, Path]
     target_source: str
     target_dir: Path | None
-    device: str
+    tags: Mapping[str, str]
 
 
 def evidence_digest(evidence: Mapping[str, Path]) -> str:
@@ -211,7 +211,7 @@ def log_evidence(client: MlflowClient, run_id: str, files: PairFiles) -> None:
         return
     digest = evidence_digest(files.evidence)
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
-    label = re.sub(r"[^a-z0-9]+", "-", files.device.lower()).strip("-") or "device"
+    label = re.sub(r"[^a-z0-9]+", "-", files.tags.get("device", "").lower()).strip("-") or "device"
     with staged_evidence(files.evidence) as folder:
         client.log_artifacts(run_id, str(folder), f"{HISTORY}/{day}_{label}_{digest[:8]}")
         client.log_artifacts(run_id, str(folder), EVIDENCE)

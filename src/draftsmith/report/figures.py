@@ -20,30 +20,36 @@ from matplotlib.figure import Figure
 from draftsmith.artifacts import write_failure
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#888888"
-_INK = "#1b1f24"
-_WIDTH_INCHES = 5.2
-_STYLE: dict[Any, Any] = {  # matplotlib types the keys as literals
+INK = "#1b1f24"
+WIDTH_INCHES = 5.2
+STYLE: dict[Any, Any] = {  # matplotlib types the keys as literals
     "svg.fonttype": "none",
     "svg.hashsalt": "draftsmith",
     "font.family": "sans-serif",
     "font.size": 10.0,
-    "text.color": _INK,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "hatch.color": _INK,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "hatch.color": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "text.parse_math": False,  # a domain may be called $x$
 }
+_DODGE = 0.08  # between the lines of two temperatures, in positions
 _BATCH_COLOURS = (GREEN, ORANGE)
+DASHED: dict[str, Any] = {"color": INK, "linestyle": "--", "linewidth": 1}
 
 
-@mpl.rc_context(_STYLE)
+@mpl.rc_context(STYLE)
 def alpha_by_domain(
-    record: Mapping[str, Any], temperature: str, *, champion: Mapping[str, Any] | None = None
+    record: Mapping[str, Any],
+    temperature: str,
+    *,
+    champion: Mapping[str, Any] | None = None,
+    break_even: float | None = None,
 ) -> Figure:
     """Bars of alpha by domain with their intervals, the champion's as diamonds beside them.
 
@@ -51,10 +57,11 @@ def alpha_by_domain(
         record: RecipeEvaluation.
         temperature: Key of the temperature shown.
         champion: RecipeEvaluation of the champion, where it was measured at that temperature.
+        break_even: Least alpha that pays; a dashed line.
     """
     own = record["alpha"][temperature]["by_domain"]
     names = sorted(own, reverse=True)
-    figure, axes = _canvas(height=0.36 * len(names) + 1.1)
+    figure, axes = canvas(height=0.36 * len(names) + 1.1)
     means = [own[name]["mean"] for name in names]
     axes.barh(
         range(len(names)),
@@ -63,8 +70,8 @@ def alpha_by_domain(
         color=BLUE,
         alpha=0.75,
         label="proposed",
-        xerr=_error_bars([own[name] for name in names]),
-        ecolor=_INK,
+        xerr=error_bars([own[name] for name in names]),
+        ecolor=INK,
         capsize=2.5,
     )
     theirs = _domains_of(champion, temperature)
@@ -73,13 +80,16 @@ def alpha_by_domain(
         axes.errorbar(
             [theirs[name]["mean"] for _, name in shared],
             [position + 0.38 for position, _ in shared],
-            xerr=_error_bars([theirs[name] for _, name in shared]),
+            xerr=error_bars([theirs[name] for _, name in shared]),
             fmt="D",
             color=ORANGE,
             markersize=4,
             label="champion",
         )
-        _legend(axes)
+    if break_even is not None:
+        axes.axvline(break_even, label="pays above", **DASHED)
+    if shared or break_even is not None:
+        legend(axes)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(left=0)
     axes.set_xlabel(f"alpha at temperature {temperature}")
@@ -87,32 +97,44 @@ def alpha_by_domain(
     return figure
 
 
-@mpl.rc_context(_STYLE)
+@mpl.rc_context(STYLE)
 def survival_by_position(record: Mapping[str, Any]) -> Figure:
-    """Share of rounds in which each draft position was accepted, a line for every temperature."""
-    figure, axes = _canvas(height=2.6)
-    styles = zip("osD^v", (BLUE, ORANGE, GREEN, GREY, _INK), strict=True)
+    """Share of rounds in which each draft position was accepted, a line for every temperature.
+
+    With 95 % intervals where the record has them; lines stand side by side, so that they differ.
+    """
+    figure, axes = canvas(height=2.6)
+    styles = zip("osD^v", (BLUE, ORANGE, GREEN, GREY, INK), strict=True)
     longest = 1
-    for (marker, colour), (key, survival) in zip(
-        styles, sorted(record["survival"].items(), key=lambda item: float(item[0])), strict=False
-    ):
-        positions = range(1, len(survival) + 1)
+    curves = sorted(record["survival"].items(), key=lambda item: float(item[0]))
+    for index, ((marker, colour), (key, survival)) in enumerate(zip(styles, curves, strict=False)):
+        shift = _DODGE * (index - (len(curves) - 1) / 2)
+        places = [place + shift for place in range(1, len(survival) + 1)]
         longest = max(longest, len(survival))
-        axes.plot(positions, survival, marker=marker, color=colour, label=f"temperature {key}")
+        bounds = [entry["survival"] for entry in record.get("positions", {}).get(key, ())]
+        axes.errorbar(
+            places,
+            survival,
+            yerr=error_bars(bounds) if bounds else None,
+            marker=marker,
+            color=colour,
+            capsize=2.5,
+            label=f"temperature {key}",
+        )
     axes.set_xticks(range(1, longest + 1))
     axes.set_ylim(0, 1)
     axes.set_xlabel("draft position")
     axes.set_ylabel("survival")
     axes.grid(axis="y", color=GREY, alpha=0.3)
     if axes.lines:
-        _legend(axes)
+        legend(axes)
     return figure
 
 
-@mpl.rc_context(_STYLE)
+@mpl.rc_context(STYLE)
 def speedup_by_draft_length(record: Mapping[str, Any]) -> Figure:
     """Calibration: measured speedup against draft length, with the break-even line."""
-    figure, axes = _canvas(height=2.6)
+    figure, axes = canvas(height=2.6)
     points = sorted(record["calibration"], key=lambda point: int(point["draft_length"]))
     lengths = [point["draft_length"] for point in points]
     axes.plot(lengths, [point["speedup"] for point in points], marker="o", color=BLUE)
@@ -127,19 +149,19 @@ def speedup_by_draft_length(record: Mapping[str, Any]) -> Figure:
             markersize=8,
             label=f"chosen: {length}" if not record.get("tree") else f"best chain: {length}",
         )
-    _break_even(axes)
+    mark_break_even(axes)
     axes.set_xticks(lengths)
     axes.set_xlabel("draft length")
     axes.set_ylabel("speedup")
     axes.grid(axis="y", color=GREY, alpha=0.3)
-    _legend(axes)
+    legend(axes)
     return figure
 
 
-@mpl.rc_context(_STYLE)
+@mpl.rc_context(STYLE)
 def speedup_by_batch_size(record: Mapping[str, Any]) -> Figure:
     """Bars of the speedup by batch size; those below break-even differ in colour and hatch."""
-    figure, axes = _canvas(height=2.6)
+    figure, axes = canvas(height=2.6)
     points = sorted(record["batch"], key=lambda point: int(point["batch_size"]))
     for position, point in enumerate(points):
         is_slower = point["speedup"] < 1
@@ -162,7 +184,7 @@ def speedup_by_batch_size(record: Mapping[str, Any]) -> Figure:
         [f"{point['batch_size']}\ngamma {point['draft_length']}" for point in points],
     )
     axes.margins(y=0.18)
-    _break_even(axes)
+    mark_break_even(axes)
     axes.set_xlabel("batch size")
     axes.set_ylabel("speedup")
     return figure
@@ -185,7 +207,7 @@ def inline_svg(figure: Figure, name: str, *, description: str) -> str:
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
     text = text.replace("<svg", f'<svg role="img" aria-label="{description}"', 1)
-    return text.replace(_INK, "currentColor")
+    return text.replace(INK, "currentColor")
 
 
 def write_figure(figure: Figure, path: Path) -> None:
@@ -196,7 +218,7 @@ def write_figure(figure: Figure, path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with mpl.rc_context(_STYLE):
+        with mpl.rc_context(STYLE):
             figure.savefig(path, facecolor="white", dpi=150, metadata=_metadata(path.suffix))
     except OSError as error:
         raise write_failure(path, error) from error
@@ -204,7 +226,7 @@ def write_figure(figure: Figure, path: Path) -> None:
 
 def _svg(figure: Figure) -> str:
     stream = io.StringIO()
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure.savefig(stream, format="svg", transparent=True, metadata=_metadata(".svg"))
     return stream.getvalue()
 
@@ -214,17 +236,20 @@ def _metadata(suffix: str) -> dict[str, Any]:
     return {"Date": None, "Creator": None} if suffix == ".svg" else {"Software": None}
 
 
-def _canvas(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+def canvas(height: float) -> tuple[Figure, Axes]:
+    """A figure as wide as a page's column, with its axes; `height` is in inches."""
+    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
-def _legend(axes: Axes) -> None:
+def legend(axes: Axes) -> None:
+    """The legend, above the plot on the left."""
     axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0, ncols=3)
 
 
-def _break_even(axes: Axes) -> None:
-    axes.axhline(1.0, color=_INK, linestyle="--", linewidth=1, label="break-even")
+def mark_break_even(axes: Axes) -> None:
+    """A dashed line at a speedup of 1."""
+    axes.axhline(1.0, label="break-even", **DASHED)
 
 
 def _domains_of(record: Mapping[str, Any] | None, temperature: str) -> Mapping[str, Any]:
@@ -234,7 +259,7 @@ def _domains_of(record: Mapping[str, Any] | None, temperature: str) -> Mapping[s
     return domains
 
 
-def _error_bars(estimates: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+def error_bars(estimates: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     """Distances [2, n] from the means down to `low` and up to `high`."""
     return [
         [max(0.0, estimate["mean"] - estimate["low"]) for estimate in estimates],

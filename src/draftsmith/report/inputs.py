@@ -1,14 +1,18 @@
-"""What a report is made of: the JSON reports of one run. Computes nothing."""
+"""What a report is made of: the JSON reports of one run, and what was measured beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from draftsmith.artifacts import read_json
+from draftsmith.drift.prediction import break_even_alpha
 from draftsmith.errors import EvidenceError
 
 Report = Mapping[str, Any]
+_ADVICE_SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class ReportInputs:
         champion_record: The RecipeEvaluation attached to it.
         incumbent: `reports/incumbent.json`.
         manifest: `draft.json` of the registered recipe.
+        advice: `reports/advice.json`, where it is of this pair.
     """
 
     decision: Report
@@ -38,6 +43,7 @@ class ReportInputs:
     champion_record: Report | None = None
     incumbent: Report | None = None
     manifest: Report | None = None
+    advice: Report | None = None
 
     @property
     def recipe(self) -> str:
@@ -53,6 +59,30 @@ class ReportInputs:
     def benchmarked(self) -> Report:
         """RecipeBenchmark of the registered recipe."""
         return of_recipe(self.benchmark, self.recipe, name="benchmark")
+
+    @property
+    def break_even(self) -> float | None:
+        """Least alpha with which the pair's draft length pays on the device of the benchmark."""
+        return break_even_alpha(self.benchmarked)
+
+    @property
+    def keeps_target(self) -> bool:
+        """Whether the champion serves the very target that this pair is for."""
+        held = (self.champion or {}).get("target_digest")
+        return held is not None and held == self.target["digest"]
+
+
+def read_advice(path: Path, pair_digest: str) -> Report | None:
+    """What `draftsmith advise` wrote; None where it did not, or of another pair.
+
+    Raises:
+        ArtifactError: The file is damaged.
+    """
+    if not path.exists():
+        return None
+    advice = read_json(path)
+    wanted = {"schema": _ADVICE_SCHEMA, "pair_digest": pair_digest}
+    return advice if wanted.items() <= advice.items() else None
 
 
 def of_recipe(report: Report, recipe: str, *, name: str) -> Report:

@@ -37,7 +37,7 @@ def render_markdown(inputs: ReportInputs) -> str:
         title,
         "",
         f"Recipe {_text(inputs.recipe)}, pair `{digest(decision['pair_digest'])}`, measured on "
-        f"{_text(inputs.benchmark['device']['name'])}.",
+        f"{_text(inputs.benchmark['device']['name'])}. {_target(inputs)}",
         "",
         *(f"- {_text(reason)}" for reason in reasons(decision)),
         "",
@@ -58,6 +58,16 @@ def render_markdown(inputs: ReportInputs) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _target(inputs: ReportInputs) -> str:
+    incumbent = inputs.incumbent or {}
+    if incumbent.get("changed"):
+        version, parts = incumbent["incumbent"]["version"], ", ".join(incumbent["changed"])
+        return f"Changed in the target since version {_text(version)}: {_text(words(parts))}."
+    if inputs.keeps_target:
+        return "The target is the champion's."
+    return "No promoted pair of another target to compare with."
+
+
 def _check(check: Mapping[str, Any]) -> tuple[str, ...]:
     measured = number(check["measured"])
     if check["low"] is not None and check["high"] is not None:
@@ -76,6 +86,8 @@ def _headline(inputs: ReportInputs) -> Iterator[tuple[str, str]]:
     for key in sorted(record["alpha"], key=float):
         yield f"alpha at temperature {key}", interval(record["alpha"][key])
         yield f"tau at temperature {key}", interval(record["tau"][key], 2)
+    if inputs.break_even is not None:
+        yield "least alpha that pays, by isolated forwards", number(inputs.break_even)
     yield f"speedup at batch 1, {draft_lengths(speed)}", interval(speed["speedup"])
     yield "predicted speedup", times(speed["predicted_speedup"])
     for name, estimate in sorted((speed.get("ratios") or {}).items()):

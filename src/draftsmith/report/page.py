@@ -1,23 +1,29 @@
 """The page of a run: self-contained HTML, verdict first. The layout is in `templates/page.html.j2`.
 
-Every number comes from the reports; nothing is recomputed here. All text is escaped by the template
-engine; only the charts, drawn by this package, are embedded as they are.
+Numbers come from the reports as they are; two are computed from them, the least alpha that pays and
+measured minus predicted speedup. All text is escaped by the template engine; only the charts, drawn
+by this package, are embedded as they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
-from draftsmith.report import figures, tables
+from draftsmith.report import boundary, figures, tables
 from draftsmith.report.inputs import ReportInputs
 
 _SEVERITY_WORDS = {"block": "blocking", "warn": "warning only", "off": "switched off"}
 _FILTERS = (
     tables.number, tables.count, tables.signed, tables.percent, tables.times, tables.interval,
     tables.change, tables.digest, tables.words, tables.reasons, tables.draft_lengths,
-    tables.predicted_tau,
+    tables.predicted_tau, tables.advised, tables.survival,
 )  # fmt: skip
+_FAILED = ("fail", "overridden")  # stand first
+_Drawn = tuple[str, Figure, str]
 
 
 def render_page(inputs: ReportInputs) -> str:
@@ -36,6 +42,7 @@ def render_page(inputs: ReportInputs) -> str:
         champion_alpha=(inputs.champion_record or {}).get("alpha", {}),
         charts=_charts(inputs),
         severity_words=_SEVERITY_WORDS,
+        checks=sorted(inputs.decision["checks"], key=lambda check: check["verdict"] not in _FAILED),
         target_facts=list(tables.facts(inputs.target)),
         manifest_facts=list(tables.facts(inputs.manifest or {})),
         device_facts=list(tables.facts(inputs.benchmark["device"])),
@@ -61,23 +68,39 @@ def _environment() -> Environment:
 
 def _charts(inputs: ReportInputs) -> dict[str, Markup]:
     """Charts by name; one without data is left out."""
-    record, speed = inputs.evaluated, inputs.benchmarked
-    drawn = {}
-    for index, key in enumerate(sorted(record["alpha"], key=float)):
-        if record["alpha"][key]["by_domain"]:
-            figure = figures.alpha_by_domain(record, key, champion=inputs.champion_record)
-            drawn[f"alpha_{key}"] = (figure, f"alpha-{index}", "Acceptance rate by domain")
-    if record["survival"]:
-        figure = figures.survival_by_position(record)
-        drawn["survival"] = (figure, "survival", "Survival by draft position")
-    if speed["calibration"]:
-        figure = figures.speedup_by_draft_length(speed)
-        drawn["calibration"] = (figure, "calibration", "Speedup by draft length")
-    if speed["batch"]:
-        figure = figures.speedup_by_batch_size(speed)
-        drawn["batch"] = (figure, "batch", "Speedup by batch size")
+    drawn = (*_acceptance(inputs), *_speed(inputs), *_advice(inputs))
     # Built here from numbers and domain names, which matplotlib escapes.
     return {
-        key: Markup(figures.inline_svg(figure, name, description=description))
-        for key, (figure, name, description) in drawn.items()
+        name: Markup(figures.inline_svg(figure, f"chart-{index}", description=description))
+        for index, (name, figure, description) in enumerate(drawn)
     }
+
+
+def _acceptance(inputs: ReportInputs) -> Iterator[_Drawn]:
+    record = inputs.evaluated
+    for key in sorted(record["alpha"], key=float):
+        if record["alpha"][key]["by_domain"]:
+            figure = figures.alpha_by_domain(
+                record, key, champion=inputs.champion_record, break_even=inputs.break_even
+            )
+            yield f"alpha_{key}", figure, "Acceptance rate by domain"
+    if record["survival"]:
+        yield "survival", figures.survival_by_position(record), "Survival by draft position"
+
+
+def _speed(inputs: ReportInputs) -> Iterator[_Drawn]:
+    speed = inputs.benchmarked
+    if speed["calibration"]:
+        yield "calibration", figures.speedup_by_draft_length(speed), "Speedup by draft length"
+    if speed["batch"]:
+        yield "batch", figures.speedup_by_batch_size(speed), "Speedup by batch size"
+
+
+def _advice(inputs: ReportInputs) -> Iterator[_Drawn]:
+    advice = inputs.advice or {"workloads": [], "trials": []}
+    for temperature in sorted({entry["temperature"] for entry in advice["workloads"]}):
+        figure = boundary.speedup_map(advice["workloads"], temperature)
+        yield f"map_{temperature}", figure, "Expected speedup by batch size and prompt"
+    if advice["trials"]:
+        figure = boundary.predicted_and_measured(advice["trials"], inputs.benchmarked)
+        yield "trials", figure, "Measured against predicted speedup"

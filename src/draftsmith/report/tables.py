@@ -47,6 +47,16 @@ def interval(estimate: Mapping[str, Any] | None, digits: int = 3) -> str:
     return f"{mean} ({low} to {high})"
 
 
+def survival(record: Mapping[str, Any], temperature: str) -> list[str]:
+    """Survival by position, each with its interval where the record has it."""
+    values = record["survival"][temperature]
+    known = record.get("positions", {}).get(temperature) or [None] * len(values)
+    return [
+        number(value) if entry is None else interval(entry["survival"])
+        for value, entry in zip(values, known, strict=True)
+    ]
+
+
 def change(comparison: Mapping[str, Any] | None, digits: int = 3) -> str:
     """Change and bounds of a comparison: -0.012 (-0.020 to -0.004)."""
     if comparison is None:
@@ -91,13 +101,30 @@ def draft_lengths(speed: Mapping[str, Any]) -> str:
     return drafts + (f", copies up to {copies}" if copies else "")
 
 
+def advised(entry: Mapping[str, Any]) -> str:
+    """What advice.json says of a workload: "1.40 at 2", with a "?" where that is in doubt."""
+    instead = entry["instead"]
+    if instead is not None:
+        return f"{instead['scheme']} {instead['ratio']['mean']:.2f}"
+    if entry["draft_length"] == 0:
+        return "do not"
+    doubt = "" if entry["verdict"] == "speculate" else "?"
+    return f"{entry['speedup']:.2f} at {entry['draft_length']}{doubt}"
+
+
 def facts(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested plain values as rows of (dotted name, text), in the order of the mapping."""
+    """Nested plain values as rows of (dotted name, text), in the order of the mapping.
+
+    Lists of mappings are left out.
+    """
     for key, value in data.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from facts(value, f"{name}.")
         elif isinstance(value, list | tuple):
-            yield name, ", ".join(str(item) for item in value)
+            if not any(isinstance(item, Mapping) for item in value):  # no curve in words
+                yield name, ", ".join(str(item) for item in value) or MISSING
+        elif isinstance(value, float):
+            yield name, f"{value:.6g}"
         else:
             yield name, MISSING if value is None else str(value)

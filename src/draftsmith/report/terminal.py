@@ -8,7 +8,15 @@ from typing import Any
 from rich.table import Table
 
 from draftsmith.artifacts import short
-from draftsmith.report.tables import MISSING, draft_lengths, interval, number, percent, reasons
+from draftsmith.report.tables import (
+    MISSING,
+    advised,
+    draft_lengths,
+    interval,
+    number,
+    percent,
+    reasons,
+)
 
 
 def measured_table(result: Mapping[str, Any]) -> Table:
@@ -48,19 +56,10 @@ def advice_tables(report: Mapping[str, Any]) -> Iterator[Table]:
         for entry in workloads:
             if entry["temperature"] == temperature:
                 cells = rows.setdefault((entry["batch_size"], entry["context"]), [])
-                cells.append(_advised(entry))
+                cells.append(advised(entry))
         for (batch_size, context), cells in sorted(rows.items()):
             table.add_row(str(batch_size), str(context), *cells)
         yield table
-
-
-def _advised(entry: Mapping[str, Any]) -> str:
-    if entry["instead"] is not None:
-        return f"{entry['instead']['scheme']} {entry['instead']['ratio']['mean']:.2f}"
-    if entry["draft_length"] == 0:
-        return "do not"
-    doubt = "" if entry["verdict"] == "speculate" else "?"
-    return f"{entry['speedup']:.2f} at {entry['draft_length']}{doubt}"
 
 
 def alternatives_table(report: Mapping[str, Any]) -> Table:

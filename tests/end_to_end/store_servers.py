@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,12 +141,13 @@ class ObjectStore:
         self.buckets = buckets
         self._folder = folder
         self._server: subprocess.Popen[bytes] | None = None
-        self._keys = {name: (secrets.token_hex(8), secrets.token_hex(20)) for name in _all(buckets)}
+        users = (ADMIN, *buckets)
+        self._keys = {name: (secrets.token_hex(8), secrets.token_hex(20)) for name in users}
         parts = ("s3", "filer", "volume", "master")
         self._ports = dict(zip(parts, _free_ports(len(parts)), strict=True))
         self.url = f"http://127.0.0.1:{self._ports['s3']}"
-        users = [self._identity(name) for name in _all(buckets)]
-        (folder / "users.json").write_text(json.dumps({"identities": users}), encoding="utf-8")
+        identities = {"identities": [self._identity(name) for name in users]}
+        (folder / "users.json").write_text(json.dumps(identities), encoding="utf-8")
 
     def _identity(self, name: str) -> dict[str, Any]:
         access, secret = self._keys[name]
@@ -225,10 +226,6 @@ def object_store(buckets: Mapping[str, str]) -> Iterator[ObjectStore]:
             yield store
         finally:
             store.stop()
-
-
-def _all(buckets: Mapping[str, str]) -> Sequence[str]:
-    return [ADMIN, *buckets]
 
 
 def _free_ports(number: int) -> list[int]:

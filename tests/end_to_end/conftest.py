@@ -20,6 +20,7 @@ import yaml
 
 from tests.end_to_end.warm_python import write_shim
 from tests.end_to_end.worlds import WORLDS, World
+from tests.registry.tracking_server import OF_STORES
 
 REPOSITORY = Path(__file__).parents[2]
 _START_SECONDS = 120.0
@@ -79,9 +80,7 @@ class Project:
     @property
     def environment(self) -> dict[str, str]:
         """No telemetry, the project's own sources, threads as the tests have them."""
-        inherited = {
-            key: value for key, value in os.environ.items() if not key.startswith("MLFLOW")
-        }
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(OF_STORES)}
         folders = [str(Path(sys.executable).parent), os.environ["PATH"]]
         if self.address.exists():
             folders.insert(0, str(self.shims))

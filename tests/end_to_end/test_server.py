@@ -27,7 +27,7 @@ from tests.end_to_end.conftest import Project
 from tests.registry import tracking_server
 from tests.registry.measurements import measurement
 from tests.registry.small_pairs import SOURCE, TAGS, make_files, make_little_code, make_record
-from tests.registry.tracking_server import IMPATIENCE, IN_UPLOAD, Proxy, after, encoded, free_port
+from tests.registry.tracking_server import IN_UPLOAD, Proxy, after, encoded, free_port
 from tests.serving.service import chat, health, make_draft, post, serving, wait_until
 
 pytestmark = pytest.mark.slow
@@ -59,13 +59,9 @@ class Server(NamedTuple):
 
     def variables(self, user: str) -> dict[str, str]:
         """What a user of it sets."""
-        return {
-            "MLFLOW_TRACKING_URI": self.proxy.url,
-            "MLFLOW_TRACKING_USERNAME": user,
-            "MLFLOW_TRACKING_PASSWORD": PASSWORDS[user],
-            "XDG_STATE_HOME": str(self.root / "state"),
-            **IMPATIENCE,
-        }
+        return tracking_server.client_variables(
+            self.proxy.url, user, PASSWORDS[user], self.root
+        )
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +69,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With two users, neither of whom administers it."""
     pytest.importorskip("flask_wtf", reason="MLflow's basic auth needs Flask-WTF")
     root = tmp_path_factory.mktemp("server")
-    with tracking_server.running(root, root / "server.db") as port, Proxy(port) as proxy:
+    database = f"sqlite:///{root}/server.db"
+    with tracking_server.running(root, database) as port, Proxy(port) as proxy:
         for user, password in PASSWORDS.items():
             tracking_server.add_user(proxy.url, user, password)
         yield Server(root, proxy)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import shutil
 import urllib.parse
+from pathlib import PurePosixPath
 
 import mlflow
 import pytest
 from mlflow import MlflowClient
 
 from draftsmith import load_pair
-from draftsmith.artifacts import read_json, short, write_json
+from draftsmith.artifacts import read_json, short, write_json, write_text
 from draftsmith.errors import DamagedPairError, RegistryError, TargetError
 from draftsmith.registry import mlflow_upload
 from draftsmith.registry.holders import fetch_or_mark
@@ -30,7 +31,7 @@ from tests.registry.small_pairs import (
     make_record,
 )
 from tests.registry.tiny_models import save_draft_for, save_target
-from tests.registry.tracking_server import IN_UPLOAD, PASSWORD, USER, Proxy, after
+from tests.registry.tracking_server import IN_UPLOAD, PASSWORD, USER, Proxy, after, noting
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ def server(empty_registry, tmp_path_factory):
     pytest.importorskip("flask_wtf", reason="MLflow's basic auth needs Flask-WTF")
     root = tmp_path_factory.mktemp("server")
     shutil.copyfile(empty_registry / "mlflow.db", root / "server.db")
-    with tracking_server.running(root, root / "server.db") as port:
+    with tracking_server.running(root, f"sqlite:///{root}/server.db") as port:
         for user in (READER, EDITOR):
             tracking_server.add_user(f"http://127.0.0.1:{port}", *user)
         yield root, port
@@ -261,6 +262,7 @@ def test_a_user_who_may_edit_registers_and_moves_but_deletes_nothing(
     assert [item.pair.version for item in editor.versions()] == ["1", "2", "3", "4"]
 
 
+AT_READY = {"method": "PATCH", "ending": ""}
 AT_VERSION = {"method": "POST", "ending": "model-versions/create"}
 
 
@@ -296,7 +298,48 @@ def test_a_server_that_fails_in_an_upload_is_one_error_and_the_rerun_makes_one_v
     register(store)
     assert [item.pair.version for item in store.versions()] == ["1"]
     store.fetch(store.resolve("1").pair, tmp_path / "fetched")
-    assert pair_runs(store) == (["FINISHED"] if kind == "lost" else ["FINISHED", "KILLED"])
+    is_resumed = place is IN_UPLOAD or kind == "lost"
+    assert pair_runs(store) == (["FINISHED"] if is_resumed else ["FINISHED", "KILLED"])
+
+
+@pytest.fixture
+def broken_off(little_code, proxy, open_store, register):
+    """A store in which an upload of a pair lacks no file and was not finished."""
+    store = open_store()
+    proxy.deal = after(1, "down", **AT_READY)
+    with pytest.raises(RegistryError, match="registering small"):
+        register(store)
+    return store
+
+
+def files_sent(proxy, call):
+    """Names of the model's files that a call sends."""
+    sent = []
+    proxy.deal = noting(sent, "PUT")
+    call()
+    return {PurePosixPath(path).name for path in sent if "/models/" in path}
+
+
+def test_what_arrived_before_an_upload_broke_off_is_not_sent_again(
+    proxy, server, broken_off, register, tmp_path
+):
+    cut = max((server[0] / "artifacts").rglob("draft.json"), key=lambda path: path.stat().st_mtime)
+    cut.write_text("{")
+    sent = files_sent(proxy, lambda: register(broken_off))
+    assert {"MLmodel", "draft.json"} <= sent
+    assert not {"model.safetensors", "pair.json"} & sent
+    (version,) = broken_off.versions()
+    broken_off.fetch(version.pair, tmp_path / "fetched")
+    assert broken_off.check_model(version.pair)
+    assert pair_runs(broken_off) == ["FINISHED"]
+
+
+def test_an_upload_of_other_code_goes_on_from_none(proxy, broken_off, register):
+    write_text(mlflow_upload._PACKAGE / "more.py", "")
+    sent = files_sent(proxy, lambda: register(broken_off))
+    assert {"MLmodel", "model.safetensors", "more.py"} <= sent
+    assert broken_off.check_model(broken_off.versions()[0].pair)
+    assert pair_runs(broken_off) == ["FINISHED", "KILLED"]
 
 
 @pytest.mark.usefixtures("little_code")

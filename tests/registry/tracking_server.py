@@ -20,12 +20,14 @@ import urllib.request
 USER, PASSWORD = "admin", "correct-horse-battery"
 _CONFIG = """[mlflow]
 default_permission = READ
-database_uri = sqlite:///{database}
+database_uri = {database}
 admin_username = {user}
 authorization_function = mlflow.server.auth:authenticate_request_basic_auth
 auth_cache_ttl_seconds = 600
 """
 _START_TIMEOUT_S = 120.0
+# Beginnings of variables that name servers, buckets and their users.
+OF_STORES = ("AWS_", "MLFLOW", "PG")
 # For clients that need not wait.
 IMPATIENCE = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -60,27 +62,48 @@ def _administer(url, path, **body):
     urllib.request.urlopen(request, timeout=30).close()
 
 
+def client_variables(url, user, password, root):
+    """What a user of the server sets; what is kept for the user on this machine lies in `root`."""
+    return {
+        "MLFLOW_TRACKING_URI": url,
+        "MLFLOW_TRACKING_USERNAME": user,
+        "MLFLOW_TRACKING_PASSWORD": password,
+        "XDG_STATE_HOME": str(root / "state"),
+        **IMPATIENCE,
+    }
+
+
 @contextlib.contextmanager
-def running(root, database):
-    """A server on a free port of this machine; its database is `database`, its files in `root`.
+def running(root, database, *, users=None, artifacts=None, variables=None):
+    """A server on a free port of this machine, with its configuration and its log in `root`.
+
+    Args:
+        root: Its folder.
+        database: Address of the database of runs and models.
+        users: That of the database of users; None for a file in `root`.
+        artifacts: Where files are kept; None for a folder in `root`.
+        variables: Set for the server.
 
     Yields:
         Its port.
     """
     port = free_port()
     config = root / "auth.ini"
-    config.write_text(_CONFIG.format(database=root / "auth.db", user=USER))
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")} | {
+    users = users or f"sqlite:///{root / 'auth.db'}"
+    config.write_text(_CONFIG.format(database=users, user=USER))
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(OF_STORES)}
+    environment = inherited | {
         "MLFLOW_AUTH_CONFIG_PATH": str(config),
         "MLFLOW_AUTH_ADMIN_PASSWORD": PASSWORD,
         "MLFLOW_FLASK_SERVER_SECRET_KEY": "of-this-test",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        **(variables or {}),
     }
     command = [sys.executable, "-m", "mlflow", "server", "--app-name", "basic-auth"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{database}"]
-    command += ["--artifacts-destination", str(root / "artifacts")]
+    command += ["--backend-store-uri", database]
+    command += ["--artifacts-destination", artifacts or str(root / "artifacts")]
     with (root / "server.log").open("w") as log:
         server = subprocess.Popen(
             command, cwd=root, env=environment, stdout=log, stderr=log, start_new_session=True
@@ -209,5 +232,16 @@ def after(number, kind, *, method, ending):
         if given == method and path.partition("?")[0].endswith(ending):
             count += 1
         return kind if count >= number else "pass"
+
+    return deal
+
+
+def noting(paths, method):
+    """Pass all requests on, and put the paths of those with a method into `paths`."""
+
+    def deal(given, path, _):
+        if given == method:
+            paths.append(path.partition("?")[0])
+        return "pass"
 
     return deal

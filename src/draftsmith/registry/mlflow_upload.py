@@ -27,13 +27,14 @@ from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, DataType, Schema
 from mlflow.types.schema import AnyType
 
-from draftsmith.artifacts import digest_file, digest_json, write_json
+from draftsmith.artifacts import digest_directory, digest_file, digest_json, write_json
 from draftsmith.errors import RegistryError
-from draftsmith.registry.mlflow_connection import unless_done
+from draftsmith.registry import mlflow_leftovers
 from draftsmith.registry.pair import PairRecord
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
 
     from draftsmith.registry.mlflow_connection import Connection
 
@@ -104,17 +105,17 @@ def upload(connection: Connection, experiment_id: str, files: PairFiles) -> tupl
         RegistryError: The upload did not complete.
     """
     client, digest = connection.client, files.record.digest
-    tags = {"kind": "pair", "pair_name": files.name, "pair_digest": digest}
-    run_name = f"{files.record.draft.recipe}-{digest[:8]}"
-    run_id = str(client.create_run(experiment_id, run_name=run_name, tags=tags).info.run_id)
-    model = client.create_logged_model(
-        experiment_id, name=_MODEL_NAME, source_run_id=run_id, tags={"pair_digest": digest}
-    )
-    model_id = str(model.model_id)
+    tags = {"pair_digest": digest, "contents": _contents_digest(files)}
+    begun = mlflow_leftovers.broken_off(client, experiment_id, name=files.name, tags=tags)
+    model = _begin(client, experiment_id, files, tags) if begun is None else begun
+    run_id, model_id = str(model.source_run_id), str(model.model_id)
     with tempfile.TemporaryDirectory(prefix="draftsmith-") as temporary:
         package = Path(temporary) / "model"
-        _save_model(files, package, Model(run_id=run_id, model_uuid=model_id, model_id=model_id))
+        _save_model(files, package, _described(model))
         saved = model_digest(package)
+        if begun is not None:
+            _LOG.info("event=upload_resumed name=%s run=%s", files.name, run_id)
+            mlflow_leftovers.leave_out_what_arrived(client, model_id, package)
         client.log_model_artifacts(model_id, str(package))
     _link(client, run_id, model_id)
     log_evidence(client, run_id, files)
@@ -124,10 +125,43 @@ def upload(connection: Connection, experiment_id: str, files: PairFiles) -> tupl
             f"uploading pair {digest[:8]}",
             found=f"model {model_id} with status {model.status}",
             expected="status READY",
-            remedy="rerun; the upload is started afresh",
+            remedy="rerun; the upload goes on",
         )
-    _discard_leftovers(client, experiment_id, files, kept=(run_id, model_id))
+    kept = (run_id, model_id)
+    mlflow_leftovers.discard(client, experiment_id, name=files.name, pair_digest=digest, kept=kept)
     return run_id, model_id, saved
+
+
+def _begin(
+    client: MlflowClient, experiment_id: str, files: PairFiles, tags: dict[str, str]
+) -> LoggedModel:
+    digest = files.record.digest
+    run = client.create_run(
+        experiment_id,
+        run_name=f"{files.record.draft.recipe}-{digest[:8]}",
+        tags={"kind": "pair", "pair_name": files.name, "pair_digest": digest},
+    )
+    return client.create_logged_model(
+        experiment_id, name=_MODEL_NAME, source_run_id=str(run.info.run_id), tags=tags
+    )
+
+
+def _contents_digest(files: PairFiles) -> str:
+    """Digest of all that is uploaded but for what MLflow writes itself."""
+    folders = {"draft": files.draft_dir, "target": files.target_dir}
+    parts = {name: digest_directory(path) for name, path in folders.items() if path is not None}
+    return digest_json({"pair": files.record.to_json(), "code": model_digest(_PACKAGE), **parts})
+
+
+def _described(model: LoggedModel) -> Model:
+    """What MLmodel says of an upload; its time is the upload's, so it is the same at every try."""
+    begun = datetime.datetime.fromtimestamp(model.creation_timestamp / 1000, datetime.UTC)
+    return Model(
+        run_id=str(model.source_run_id),
+        utc_time_created=str(begun.replace(tzinfo=None)),
+        model_uuid=str(model.model_id),
+        model_id=str(model.model_id),
+    )
 
 
 def _link(client: MlflowClient, run_id: str, model_id: str) -> None:
@@ -138,32 +172,6 @@ def _link(client: MlflowClient, run_id: str, model_id: str) -> None:
         outputs = client.get_run(run_id).outputs
         if outputs is None or all(found.model_id != model_id for found in outputs.model_outputs):
             raise
-
-
-def _discard_leftovers(
-    client: MlflowClient, experiment_id: str, files: PairFiles, *, kept: tuple[str, str]
-) -> None:
-    """Close the other uploads of this pair, none of which has a version.
-
-    Killed processes leave them, and requests that were repeated because their answer was lost.
-
-    Args:
-        client: The registry.
-        experiment_id: Where uploads are.
-        files: The pair.
-        kept: Run and logged model of the upload at hand.
-    """
-    running = "attributes.status = 'RUNNING'"
-    digest = f"tags.pair_digest = '{files.record.digest}'"
-    unfinished = f"tags.pair_name = '{files.name}' and tags.kind = 'pair' and {running}"
-    found = client.search_runs([experiment_id], f"{digest} and {unfinished}")
-    runs = {str(run.info.run_id) for run in found}
-    for model in client.search_logged_models([experiment_id], digest):
-        if model.source_run_id in runs and model.model_id != kept[1]:
-            with unless_done("RESOURCE_DOES_NOT_EXIST"):
-                client.delete_logged_model(model.model_id)
-    for run_id in sorted(runs - {kept[0]}):
-        client.set_terminated(run_id, status="KILLED")
 
 
 def _save_model(files: PairFiles, path: Path, model: Model) -> None:

@@ -26,7 +26,7 @@ from tests.decoding.arrivals import CONTEXT, live_through, random_requests
 from tests.decoding.heads import SHAPE, fitted_head, fitted_heads, head_proposer
 from tests.decoding.laws import exact_law, p_value
 
-KINDS = ["gemma3", "llama", "mistral", "qwen2", "qwen3"]
+KINDS = ["gemma3", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe"]
 OTHER_KINDS = [
     "gemma2",
     "gpt2",
@@ -35,7 +35,6 @@ OTHER_KINDS = [
     "granite",
     "olmo2",
     "phi3",
-    "qwen3_moe",
     "smollm3",
 ]
 FIT = {"eagle": fitted_head, "medusa": fitted_heads}

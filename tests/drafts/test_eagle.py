@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from draftsmith.decoding import DraftModelProposer, FeatureProposer
 from draftsmith.decoding.features import layer_inputs
@@ -14,13 +15,14 @@ from draftsmith.decoding.slot_model import SlotModel
 from draftsmith.drafts.checkpoint import WEIGHTS, copy_draft, load_draft, save_draft
 from draftsmith.drafts.eagle_start import build_head, resolve_feature_layers
 from draftsmith.drafts.manifest import read_manifest
-from draftsmith.drafts.student import head_logits, own_parameter_names
+from draftsmith.drafts.student import build_student, head_logits, own_parameter_names
 from draftsmith.errors import DraftError, DraftMisfitError
 from tests.decoding.conftest import _build as build_family
+from tests.decoding.conftest import _config as family_config
 from tests.drafts.small_models import TARGET_DIGEST, make_lineage, make_target, some_tokens
 
 LAYERS = (1, 2, 2)
-SUPPORTED = ["llama", "mistral", "qwen2", "qwen3", "gemma3"]
+SUPPORTED = ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3"]
 
 
 def any_target(kind):
@@ -213,3 +215,26 @@ def test_a_joined_draft_says_how_it_drafts(saved_head, saved, llama):
     assert not head.is_causal_lm
     with pytest.raises(DraftError, match="family eagle"):
         head.as_causal_lm(llama)
+
+
+def test_a_head_of_experts_comes_back_bit_for_bit(tmp_path):
+    target = any_target("qwen3_moe")
+    head = build_head(target, (0, 1), None)
+    save_draft(tmp_path, head, None, lineage=make_lineage((0, 1)), training={})
+    draft = load_draft(tmp_path, target, target_digest=TARGET_DIGEST)
+    tokens = some_tokens()
+    with torch.no_grad():
+        expected = head.last_hidden(tokens, features_of(target, tokens, (0, 1)))
+    assert torch.equal(draft.last_hidden(target, tokens)[1], expected)
+
+
+@pytest.mark.parametrize("dense", [0, 1])
+def test_layers_of_several_kinds_are_refused_where_another_kind_would_take_their_place(dense):
+    config = family_config("qwen3_moe", 48, 64)
+    config.mlp_only_layers = [dense]
+    target = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(DraftError, match=r"found no model\.layers\.1\.mlp\..* family medusa"):
+        build_head(target, (0, 1), None)
+    assert build_student(target, (0, 1), None).config.num_hidden_layers == 2
+    with pytest.raises(DraftError, match=r"found no model\.layers\.1\.mlp\..* name other layers"):
+        build_student(target, (1,), None)

@@ -182,6 +182,12 @@ def test_a_pair_that_drafts_trees_is_predicted_by_its_best_chain(report_of):
     assert report_of(benchmark=tree)["predicted"] == report_of()["predicted"]
 
 
+def test_a_pair_that_drafts_nothing_has_the_speed_of_its_target(report_of):
+    cost = BENCHMARK["cost"] | {"verify_ms": {"1": 60.0}}  # a head's features are in it
+    report = report_of(benchmark=BENCHMARK | {"draft_length": 0, "cost": cost})
+    assert report["predicted"]["speedup"]["proposed"] == pytest.approx(1.0)
+
+
 def test_no_speedup_is_predicted_at_a_temperature_without_measured_costs(report_of):
     report = report_of(benchmark=BENCHMARK | {"temperature": 0.7})
     assert report["predicted"]["tau"]["num_prompts"] == 200

@@ -13,7 +13,7 @@ from draftsmith.decoding import SamplingParams
 from draftsmith.decoding.trace import Trace
 from draftsmith.drift.telemetry import append_telemetry, describe_request
 from draftsmith.drift.telemetry_reading import read_telemetry
-from draftsmith.errors import ArtifactError
+from draftsmith.errors import ArtifactError, DecodingError
 from tests.full_disk import files_up_to
 
 SOURCES = Path(__file__).resolve().parents[2]
@@ -67,6 +67,13 @@ def test_a_trace_becomes_counts_by_position():
     assert line.draft_lengths == (2, 1, 2)
     assert (line.rounds, line.committed) == (5, 10)
     assert line.shaped_by == ()
+
+
+def test_a_request_that_a_lossy_engine_decoded_is_no_telemetry():
+    trace = trace_of((2, 2, 3, False))
+    trace.is_lossy = True
+    with pytest.raises(DecodingError, match="lossy engine"):
+        describe(trace, SamplingParams(max_new_tokens=8))
 
 
 def test_parameters_that_shape_the_distribution_are_named_and_no_others():

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
 
 from draftsmith.decoding import Engine, NoProposer, Request, SamplingParams
 from draftsmith.decoding.trace import position_counts
+from draftsmith.errors import DecodingError
 from draftsmith.evaluation import acceptance
 from draftsmith.evaluation.acceptance import (
     DecodingPlan,
     copied_rounds,
     decode,
+    estimate_tau,
     teacher_forced_alpha,
 )
 
@@ -215,3 +218,15 @@ class TestDecoding:
             [Request(name, ids, params) for name, ids in prompts[:6]]
         )
         assert [results[r.request_id].token_ids for r in plain] == [r.token_ids for r in plain]
+
+    def test_what_a_lossy_engine_decoded_is_no_evidence(
+        self, target, drafts, prompts, stop_ids, monkeypatch
+    ):
+        lossy = partial(Engine, verify="typical_lossy")
+        monkeypatch.setattr(acceptance, "Engine", lossy)
+        plan = self.plan(stop_ids, draft_length=2)
+        results = decode(target, drafts["student"], prompts[:3], temperature=0.7, plan=plan)
+        traces = [result.trace for result in results.values()]
+        for count in (partial(estimate_tau, seed=0), partial(copied_rounds, lookup_length=2)):
+            with pytest.raises(DecodingError, match="3 of 3 requests that a lossy engine decoded"):
+                count(traces)

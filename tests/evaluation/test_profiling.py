@@ -5,6 +5,9 @@ import dataclasses
 import pytest
 
 from draftsmith.artifacts import read_json
+from draftsmith.drafts.eagle import EagleHead
+from draftsmith.drafts.eagle_start import build_head
+from draftsmith.evaluation import profiling
 from draftsmith.evaluation.cost_model import ForwardCosts, RoundCosts
 from draftsmith.evaluation.profiling import (
     Grid,
@@ -121,3 +124,24 @@ def test_the_key_names_pair_device_dtype_versions_and_grid(target):
     assert key["threads"] >= 1
     assert key["packages"]["torch"]
     assert key["grid"] == dataclasses.asdict(grid)
+
+
+def test_a_head_pays_for_its_features_in_rounds_without_drafts_too(target, monkeypatch):
+    """The clock counts how often features are fused."""
+    fused = []
+    monkeypatch.setattr(EagleHead, "fuse", lambda _self, features: fused.append(features.shape))
+
+    def count(actions, _repeats):
+        times = {}
+        for name, action in actions.items():
+            fused.clear()
+            action()
+            times[name] = 1.0 + len(fused)
+        return times
+
+    monkeypatch.setattr(profiling, "median_ms", count)
+    head = build_head(target, (0, 1, 2), None)
+    costs = forward_costs(target, head, [1, 3], batch_size=2, context=16, repeats=1)
+    assert (costs.target_step_ms, costs.draft_step_ms) == (1.0, 1.0)
+    assert costs.verify_ms == {1: 2.0, 3: 2.0}
+    assert costs.round_ms(0) == 2.0

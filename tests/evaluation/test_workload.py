@@ -66,6 +66,14 @@ def test_a_round_of_many_rows_pays_for_drafts_and_for_copies():
     assert one == pytest.approx((cell.round_ms(1) + cell.round_ms(0, 4)) / 2)
 
 
+def test_an_engine_without_a_draft_pays_for_no_features():
+    cell = ForwardCosts(20.0, 2.0, {1: 21.0, 2: 22.0, 3: 23.0})
+    survived = Survival([0.5], copied_share=0.5, copied=[0.9])
+    assert round_ms(survived, NONE, cell, rows=3) == 20.0
+    assert round_ms(survived, NONE, cell, rows=3, position_ms=0.5) == 21.5
+    assert round_ms(survived, Lengths(1, 1), cell, rows=1) == pytest.approx((24 + 22) / 2)
+
+
 def test_a_context_that_grows_costs_what_its_middle_does_where_costs_are_linear():
     workload = Workload(1, 100, 400, 0.0)
     alone = expected_ms(workload, NONE, costs_of(0.5), Survival([]))

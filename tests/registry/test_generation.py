@@ -173,3 +173,9 @@ def test_a_logits_processor_needs_the_mode_that_can_carry_it(pair, whole):
     assert whole.token_ids[0] not in answer.token_ids
     options = {"verify": "match", "logits_processors": [banned], **OPTIONS}
     assert "".join(pair.stream("hello", draft_length=0, **options)) == answer.text
+
+
+def test_a_pair_is_decoded_losslessly_or_not_at_all(pair):
+    for call in (pair.generate, pair.stream, lambda _, verify: pair.engine(verify=verify)):
+        with pytest.raises(DecodingError, match=r"with a pair: found verify='typical_lossy'"):
+            call("hello", verify="typical_lossy")

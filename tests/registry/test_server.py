@@ -260,6 +260,8 @@ def test_a_user_who_may_edit_registers_and_moves_but_deletes_nothing(
         with pytest.raises(RegistryError, match="Permission denied"):
             change()
     assert [item.pair.version for item in editor.versions()] == ["1", "2", "3", "4"]
+    assert editor.resolve("2").tags["live_drift"] == "alpha fell"
+    assert "live_drift_cleared" not in editor.resolve("2").tags, "half of it was done"
 
 
 AT_READY = {"method": "PATCH", "ending": ""}

@@ -17,9 +17,11 @@ from typer.testing import CliRunner
 
 from draftsmith.cli import app
 from draftsmith.drafts.manifest import DraftManifest
-from draftsmith.errors import ConfigError, DraftError
+from draftsmith.errors import ConfigError, DecodingError, DraftError
 from draftsmith.serving.export import export_pair
+from draftsmith.serving.served_pair import EngineOptions, prepare
 from draftsmith.serving.server import PairServer, ServeOptions
+from draftsmith.serving.settings import Limits
 from draftsmith.serving.source import PairSource
 from draftsmith.targets.loading import load_target
 from tests.serving.service import PINNED, QUESTIONS, chat
@@ -87,6 +89,7 @@ def test_an_address_in_use_is_refused_before_a_pair_is_loaded(project, server):
         (["models:/demo"], "models:/<name>@<alias>"),
         ([PINNED, "--draft-length", "x"], "--draft-length"),
         ([PINNED, "--verify", "x"], "--verify"),
+        ([PINNED, "--verify", "typical_lossy"], "expected rejection or match"),
         ([PINNED, "--api-keys", "nowhere"], "API keys"),
     ],
 )
@@ -96,6 +99,12 @@ def test_what_cannot_be_served_is_one_clear_error(project, arguments, words):
     )
     assert done.exit_code == 2
     assert words in done.output
+
+
+def test_what_is_lossy_is_not_served(pair):
+    options = EngineOptions(verify="typical_lossy")
+    with pytest.raises(DecodingError, match="'rejection' or 'match'"):
+        prepare(pair, "demo", "1", options=options, limits=Limits())
 
 
 def test_an_exported_draft_drafts_in_transformers(project, tmp_path, pair):

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import json
 import select
 import socket
+import threading
 
 import pytest
 import requests
+import uvicorn
 
-from draftsmith.serving.connections import MOST_WAITING
+from draftsmith.serving.connections import MOST_WAITING, Connection
+from draftsmith.serving.guard import Guard
 from draftsmith.serving.settings import Limits
 from tests.serving.service import QUESTIONS, chat, open_stream, post, serving, wait_until
 
 BEGIN = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 MOST_BYTES = 2000  # of a client that trickles; a server that lets it is found out
+READY = b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\n"
+BURST = 40
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +75,7 @@ def test_headers_that_trickle_in_are_not_waited_for(impatient):
 
 def test_nor_are_those_of_a_second_request(impatient):
     with connected(impatient) as slow:
-        slow.sendall(b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\n")
+        slow.sendall(READY)
         said = b""
         while not said.endswith(b"}"):
             said += slow.recv(1000)
@@ -131,17 +138,89 @@ def test_what_is_no_http_is_refused(impatient, content):
         assert "no valid HTTP" in refused(heard(stranger), 400)["message"]
 
 
-def test_who_has_waited_longest_makes_room(project):
+def is_closed(connection):
+    """Whether the server has closed it; reads a byte of what was said."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+    finally:
+        connection.settimeout(60)
+
+
+def test_a_burst_closes_those_that_have_waited_longest_and_no_others(project):
     with serving(project.root, limits={"client_timeout_s": 600}) as server:
-        silent = [connected(server) for _ in range(MOST_WAITING + 1)]
+        silent = [connected(server) for _ in range(MOST_WAITING + BURST)]
         try:
-            assert silent[0].recv(1) == b""
-            for one in (silent[1], silent[-1]):
-                one.sendall(b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\n")
+            for one in (silent[-1], silent[BURST]):
+                one.sendall(READY)
                 assert one.recv(12) == b"HTTP/1.1 200"
+            wait_until(lambda: all(map(is_closed, silent[:BURST])))
+            assert not any(map(is_closed, silent[BURST:]))
         finally:
             for one in silent:
                 one.close()
+
+
+def said_by(connection):
+    """A whole answer in JSON, on a connection that goes on."""
+    said = b""
+    while not said.endswith(b"}"):
+        said += connection.recv(1000)
+    return said
+
+
+def test_who_has_no_key_is_told_so_by_the_headers_and_may_go_on(project):
+    with serving(project.root, keys=(b"a-key",), limits={"client_timeout_s": 3}) as server:
+        with connected(server) as stranger:
+            stranger.sendall(BEGIN + b"Content-Length: 200000\r\n\r\n" + b"a" * 10)
+            assert refused(said_by(stranger), 401)["code"] == "invalid_api_key"
+            stranger.sendall(b"a" * 199_990 + READY)
+            assert said_by(stranger).startswith(b"HTTP/1.1 200 ")
+        with connected(server) as slow:
+            slow.sendall(BEGIN + b"Content-Length: 100000\r\n\r\n")
+            refused(said_by(slow), 401)
+            assert trickled(slow, b"a" * MOST_BYTES) == b""
+        whole = post(server, b"a" * (3 << 20))
+        assert whole.status_code == 401
+
+
+@contextlib.contextmanager
+def answering(app):
+    """Uvicorn over our connections, before any app, in a thread."""
+    config = uvicorn.Config(app, lifespan="off", http=Connection, ws="none", log_config=None)
+    server = uvicorn.Server(config)
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def run():
+        asyncio.run(server.serve(sockets=[listening]))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield server, listening.getsockname()
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(60)
+
+
+def test_a_stream_whose_reader_has_stalled_ends_without_waiting_for_it(caplog):
+    async def endless(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": bytes(1 << 20), "more_body": True})
+
+    guard = Guard(
+        endless, limits=Limits(client_timeout_s=0.2), keys=(), on_refusal=lambda status: None
+    )
+    with answering(guard) as (server, address), socket.create_connection(address, 60) as reader:
+        reader.sendall(b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert reader.recv(12) == b"HTTP/1.1 200"
+        wait_until(lambda: not server.server_state.connections)
+    assert "event=slow_client" in caplog.text
 
 
 def test_a_crowd_is_told_to_come_back_and_probes_are_answered(project):

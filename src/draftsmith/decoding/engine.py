@@ -31,7 +31,9 @@ from draftsmith.decoding.request import Event, Request, Result, TokenLogprobs, r
 from draftsmith.decoding.slot_model import SlotModel
 from draftsmith.decoding.stopping import trim
 from draftsmith.decoding.token_text import TokenText
+from draftsmith.decoding.trace import Trace
 from draftsmith.decoding.tree import Tree, tensors_of
+from draftsmith.decoding.typical import typical_lossy
 from draftsmith.errors import DecodingError
 
 
@@ -48,7 +50,8 @@ class Engine:
             the target's, but they depend on its neighbours.
         verify: "rejection" accepts as many drafts as the target's law allows; "match" compares
             them with the target's own draws, so that tokens never depend on drafts, and carries
-            logits processors.
+            logits processors; "typical_lossy" keeps whatever the target might well have said, and
+            does NOT keep its law: nothing that it decodes counts for a pair.
         token_text: What tokens spell; needed by requests with stop strings.
 
     Raises:
@@ -150,7 +153,8 @@ class Engine:
             DecodingError: A request cannot be decoded; none of them waits.
         """
         self._check(requests)
-        self._line.add([Row(request, list(request.prompt_ids)) for request in requests])
+        is_lossy = self.verify is typical_lossy
+        self._line.add([Row(r, list(r.prompt_ids), Trace(is_lossy=is_lossy)) for r in requests])
 
     @torch.inference_mode()
     def step(self) -> list[Event]:

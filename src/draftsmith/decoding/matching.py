@@ -9,7 +9,7 @@ Transformers. The price is acceptance: an equal draw is rarer than an accepted o
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -26,18 +26,24 @@ from draftsmith.decoding.batch import Batch, Row, to_device
 from draftsmith.decoding.distribution import Distribution, SamplingTensors, distribution, draw
 from draftsmith.decoding.request import Request
 from draftsmith.decoding.tree import Tree
+from draftsmith.decoding.typical import typical_lossy
 from draftsmith.errors import DecodingError
 
-VerifyMode = Literal["rejection", "match"]
+LosslessMode = Literal["rejection", "match"]
+VerifyMode = LosslessMode | Literal["typical_lossy"]
 
 
 def rule_named(name: str) -> Verify:
-    """The rule of a mode: rejection sampling, or comparison.
+    """The rule of a mode: rejection sampling, comparison, or what is lossy by its name.
 
     Raises:
         DecodingError: There is no such mode.
     """
-    rules: dict[str, Verify] = {"rejection": verify, "match": match}
+    rules: dict[str, Verify] = {
+        "rejection": verify,
+        "match": match,
+        "typical_lossy": typical_lossy,
+    }
     if name not in rules:
         raise DecodingError(
             "engine parameter verify",
@@ -46,6 +52,26 @@ def rule_named(name: str) -> Verify:
             remedy="pass one of them",
         )
     return rules[name]
+
+
+def require_lossless(name: str, *, what: str) -> None:
+    """Refuse a mode that does not keep the target's law.
+
+    Args:
+        name: Of a mode.
+        what: Who was asked, such as `decoding with a pair`.
+
+    Raises:
+        DecodingError: It is lossy.
+    """
+    if name not in get_args(LosslessMode):
+        raise DecodingError(
+            what,
+            found=f"verify={name!r}",
+            expected=" or ".join(map(repr, get_args(LosslessMode))),
+            remedy="pass one of them: what is lossy is for an `Engine` of one's own, and nothing "
+            "of it counts for a pair",
+        )
 
 
 def match(p: Distribution, proposal: Proposal, _accept: Tensor, uniforms: Tensor) -> Verdict:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from draftsmith.errors import DecodingError
+
 
 @dataclass
 class Trace:
@@ -18,6 +20,7 @@ class Trace:
             after trimming.
         from_text: Whether the drafts were copied from the text, so that no model guessed them.
         ranks: Of a tree: which guess of its position each accepted token is; empty of a chain.
+        is_lossy: Whether drafts were kept by a rule that does not keep the target's law.
     """
 
     drafted: list[int] = field(default_factory=list)
@@ -25,6 +28,7 @@ class Trace:
     committed: list[int] = field(default_factory=list)
     from_text: list[bool] = field(default_factory=list)
     ranks: list[tuple[int, ...]] = field(default_factory=list)
+    is_lossy: bool = False
 
     def record(
         self,
@@ -73,6 +77,24 @@ class PositionCounts:
         return [a / r if r else 0.0 for a, r in zip(self.accepted, self.reached, strict=True)]
 
 
+def of_lossless(traces: Iterable[Trace]) -> list[Trace]:
+    """The same traces, all of which may count for a pair.
+
+    Raises:
+        DecodingError: Some are of an engine that is lossy.
+    """
+    counted = list(traces)
+    num_lossy = sum(trace.is_lossy for trace in counted)
+    if num_lossy:
+        raise DecodingError(
+            "counting what a pair accepts",
+            found=f"{num_lossy} of {len(counted)} requests that a lossy engine decoded",
+            expected="requests that were decoded losslessly",
+            remedy="decode them with verify='rejection' or 'match'",
+        )
+    return counted
+
+
 def position_counts(
     traces: Iterable[Trace], num_positions: int, *, from_text: bool = False
 ) -> PositionCounts:
@@ -84,7 +106,7 @@ def position_counts(
     chain would have drafted.
     """
     drafted, reached, accepted = ([0] * num_positions for _ in range(3))
-    for trace in traces:
+    for trace in of_lossless(traces):
         for index, num_drafted in enumerate(trace.drafted):
             if trace.from_text[index] != from_text:
                 continue
@@ -102,8 +124,9 @@ def position_counts(
 
 def block_efficiency(traces: Sequence[Trace]) -> float:
     """Tokens committed per target forward over all traces (tau); 0 without rounds."""
-    rounds = sum(trace.num_rounds for trace in traces)
-    return sum(sum(trace.committed) for trace in traces) / rounds if rounds else 0.0
+    counted = of_lossless(traces)
+    rounds = sum(trace.num_rounds for trace in counted)
+    return sum(sum(trace.committed) for trace in counted) / rounds if rounds else 0.0
 
 
 def accepted_fraction(traces: Sequence[Trace]) -> float:

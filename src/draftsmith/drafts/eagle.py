@@ -70,6 +70,11 @@ class EagleHead(PreTrainedModel):
             setattr(layer.self_attn, name, _widened(getattr(layer.self_attn, name)))
         layer.input_layernorm = _JoinedNorm(layer.input_layernorm)
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """Leave it to the body: Transformers asks the module that a class stands in."""
+        return True
+
     def get_input_embeddings(self) -> nn.Module:
         """The target's embedding."""
         embedding: nn.Module = self.body.get_input_embeddings()

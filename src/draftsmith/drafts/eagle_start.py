@@ -14,6 +14,7 @@ from draftsmith.drafts.student import (
     empty_student,
     layer_prefix,
     own_parameter_names,
+    starting_weight,
     student_config,
     with_own_head,
 )
@@ -68,7 +69,8 @@ def build_head(
         own_head: Output rows start as the target's and are trained.
 
     Raises:
-        DraftError: The target's class has no attention that can read two inputs.
+        DraftError: The target's class has no attention that can read two inputs, or its last layer
+            is of another kind than one that stands alone.
     """
     last = int(target.config.get_text_config().num_hidden_layers) - 1
     config = student_config(target.config.get_text_config(), [last])
@@ -79,8 +81,9 @@ def build_head(
     for name in own_parameter_names(head):
         if name.startswith(_LAYER):
             rest = name.removeprefix(_LAYER)
-            theirs = (f"{prefix}{index}.{_without_half(rest)}" for index in (0, last))
-            state[name] = _initial(rest, *(source[origin] for origin in theirs))
+            origins = [f"{prefix}{i}.{_without_half(rest)}" for i in _layers_for(rest, last)]
+            parts = [starting_weight(source, origin, target) for origin in origins]
+            state[name] = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
     norm: Any = target.base_model.norm
     state |= {f"norm.{name}": value for name, value in norm.state_dict().items()}
     hidden = int(config.hidden_size)
@@ -98,13 +101,12 @@ def _without_half(name: str) -> str:
     return name
 
 
-def _initial(name: str, first: Tensor, last: Tensor) -> Tensor:
-    """A weight of the head's layer from those of the target's first and last layer."""
+def _layers_for(name: str, last: int) -> tuple[int, ...]:
+    """The target's layers whose weights, side by side, a weight of the head's layer starts as."""
     if name.startswith("input_layernorm.embedding."):
-        return first
-    if name.endswith(tuple(f"{joined}.weight" for joined in JOINED)):
-        return torch.cat([first, last], 1)
-    return last
+        return (0,)
+    is_joined = name.endswith(tuple(f"{joined}.weight" for joined in JOINED))
+    return (0, last) if is_joined else (last,)
 
 
 def empty_head(

@@ -100,9 +100,27 @@ def build_student(
         if name.startswith(prefix):
             place, rest = name.removeprefix(prefix).split(".", 1)
             origin = f"{prefix}{layers[int(place)]}.{rest}"
-        renamed[name] = source[origin]
+        renamed[name] = starting_weight(source, origin, target)
     student.load_state_dict(renamed, strict=False)
     return student
+
+
+def starting_weight(source: dict[str, Tensor], name: str, target: PreTrainedModel) -> Tensor:
+    """A weight of the target that one of its draft starts as.
+
+    Raises:
+        DraftError: It has none of this name: its layers are of several kinds (dense ones beside
+            mixtures of experts), and in the draft another kind stands in this layer's place.
+    """
+    if name not in source:
+        raise DraftError(
+            f"building a draft of layers of {type(target).__name__}",
+            found=f"no {name} in the target",
+            expected="a layer of the kind that the target's class puts in its place in the draft",
+            remedy="name other layers in the recipe under conf/draft/ (family student), or use "
+            "family medusa, which takes none",
+        )
+    return source[name]
 
 
 def empty_student(

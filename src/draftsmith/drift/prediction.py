@@ -103,7 +103,9 @@ def predicted_changes(  # noqa: PLR0913  both sides, and what they are predicted
 
 
 def _round_cost(cost: Mapping[str, Any], draft_length: int) -> float:
-    """Time of a round in steps of the target."""
+    """Time of a round in steps of the target; without drafts it is one."""
+    if not draft_length:
+        return 1.0
     verify_ms = cost["verify_ms"][str(draft_length + 1)]
     steps = min(draft_length, 1) if cost.get("drafts_at_once") else draft_length
     return float((steps * cost["draft_step_ms"] + verify_ms) / cost["target_step_ms"])

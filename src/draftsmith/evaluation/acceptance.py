@@ -25,7 +25,7 @@ from draftsmith.decoding import (
     with_lookup,
 )
 from draftsmith.decoding.distribution import OneHot, SamplingTensors, densify, distribution
-from draftsmith.decoding.trace import Trace, position_counts
+from draftsmith.decoding.trace import Trace, of_lossless, position_counts
 from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.drafts.student import head_logits
 from draftsmith.evaluation.intervals import Estimate, bootstrap_ratio_of_sums
@@ -181,8 +181,9 @@ def copied_rounds(traces: Sequence[Trace], lookup_length: int) -> dict[str, Any]
 
 def estimate_tau(traces: Sequence[Trace], *, seed: int) -> Estimate:
     """Tokens committed per target forward, with an interval over prompts (one trace each)."""
-    committed = [float(sum(trace.committed)) for trace in traces]
-    rounds = [float(trace.num_rounds) for trace in traces]
+    counted = of_lossless(traces)
+    committed = [float(sum(trace.committed)) for trace in counted]
+    rounds = [float(trace.num_rounds) for trace in counted]
     return bootstrap_ratio_of_sums(committed, rounds, seed=seed)
 
 

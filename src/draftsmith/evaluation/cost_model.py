@@ -29,9 +29,10 @@ class ForwardCosts:
     """Times of isolated forwards at one batch size and context, milliseconds.
 
     Attributes:
-        target_step_ms: The target over one position.
+        target_step_ms: The target over one position, where nobody drafts.
         draft_step_ms: The draft over one position.
-        verify_ms: The target over so many positions (draft length + 1).
+        verify_ms: The target over so many positions (draft length + 1), features for the draft
+            included: a head pays for those of a round without drafts, too.
         drafts_at_once: One draft step guesses all positions.
     """
 
@@ -46,7 +47,7 @@ class ForwardCosts:
         return self.draft_step_ms / self.target_step_ms
 
     def round_ms(self, num_steps: int, copy_length: int = 0, *, tree: Tree | None = None) -> float:
-        """A round of so many draft steps and copies.
+        """A round of so many draft steps and copies, or of neither, in an engine that drafts.
 
         The verification of a chain holds the longer of them. A tree keeps its nodes, and its spine
         grows to the longest copy.

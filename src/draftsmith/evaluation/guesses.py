@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftsmith.decoding import NO_TREES, Trace, Tree, TreesByRows
+from draftsmith.decoding.trace import of_lossless
 from draftsmith.evaluation.choice import entry_of
 from draftsmith.evaluation.cost_model import (
     LEAST_GAIN,
@@ -48,7 +49,7 @@ class Guesses:
         """
         accepted = [[0] * number for number in comb.guesses]
         reached = [0] * comb.depth
-        for trace in traces:
+        for trace in of_lossless(traces):
             for index, drafted in enumerate(trace.drafted):
                 ranks, committed = trace.ranks[index], trace.committed[index]
                 visible = drafted if committed > len(ranks) else min(drafted, committed)

@@ -32,8 +32,11 @@ _LOG = logging.getLogger(__name__)
 
 _WIDTHS = (1, 2, 3, 5, 9, 17)  # measured; those between are interpolated
 _CONTEXTS = (64, 512, 2048)
+_PLAIN = "plain"  # an action: the target without a reader
 _PACKAGES = ("draftsmith", "torch", "transformers")
-_SCHEMA = 2  # of kept costs: since 2 a head's verification holds the fusing of its features
+_SCHEMA = (
+    3  # of kept costs: since 2 a verification holds the fusing of features, since 3 of width 1
+)
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,14 @@ def forward_costs(
 ) -> ForwardCosts:
     """Times of the target over `widths` positions and of the draft over one, taken in turn.
 
-    Where the draft is a head, a verification of several positions hands it their features, fused,
-    as it does in a round; a plain step does not.
+    Where the draft is a head, every verification hands it the features of its positions, fused,
+    even in a round without drafts: later ones start from them. The plain step of an engine that has
+    no draft hands over nothing.
 
     Args:
         target: Live target; as a `SlotModel` where its steps are compiled or captured.
         draft: Live draft, likewise.
-        widths: Positions of a verification; 1 is a plain step.
+        widths: Positions of a verification; 1 is a round without drafts.
         batch_size: Rows.
         context: Tokens before these positions; fewer where the models hold no more.
         repeats: Repetitions; the median counts.
@@ -107,14 +111,13 @@ def forward_costs(
         model.reader = None
 
     measured = sorted({1, *widths})
-    actions = {
-        f"target-{width}": partial(step, models[0], width, reader if width > 1 else None)
-        for width in measured
-    }
+    actions = {f"target-{width}": partial(step, models[0], width, reader) for width in measured}
+    if reader is not None:
+        actions[_PLAIN] = partial(step, models[0], 1)
     times = median_ms({"draft": partial(step, models[1], 1), **actions}, repeats)
     verify = {width: times[f"target-{width}"] for width in measured}
     at_once = bool(getattr(models[1].model, "drafts_at_once", False))
-    return ForwardCosts(verify[1], times["draft"], verify, at_once)
+    return ForwardCosts(times.get(_PLAIN, verify[1]), times["draft"], verify, at_once)
 
 
 class _Fusing:

@@ -139,7 +139,9 @@ def round_ms(
     """
 
     def of(draft: int, copy: int) -> float:
-        return costs.round_ms(draft, copy) + position_ms * rows * (max(draft, copy) + 1)
+        is_plain = draft == copy == 0  # nobody drafts in such an engine
+        forwards = costs.target_step_ms if is_plain else costs.round_ms(draft, copy)
+        return forwards + position_ms * rows * (max(draft, copy) + 1)
 
     share = survived.copied_share if lengths.copy else 0.0
     all_draft, all_copy = (1 - share) ** rows, share**rows

@@ -29,7 +29,7 @@ from draftsmith.decoding import (
     Tree,
     with_lookup,
 )
-from draftsmith.decoding.matching import VerifyMode
+from draftsmith.decoding.matching import LosslessMode, require_lossless
 from draftsmith.decoding.proposers import Proposer
 from draftsmith.decoding.request import require_known
 from draftsmith.decoding.trace import block_efficiency
@@ -136,7 +136,7 @@ class Pair:
         messages_or_text: Messages | str,
         *,
         draft_length: DraftLength | None = None,
-        verify: VerifyMode = "rejection",
+        verify: LosslessMode = "rejection",
         logits_processors: Sequence[LogitsProcessor] = (),
         **sampling: Unpack[Sampling],
     ) -> Generation:
@@ -168,7 +168,7 @@ class Pair:
         messages_or_text: Messages | str,
         *,
         draft_length: DraftLength | None = None,
-        verify: VerifyMode = "rejection",
+        verify: LosslessMode = "rejection",
         logits_processors: Sequence[LogitsProcessor] = (),
         **sampling: Unpack[Sampling],
     ) -> Iterator[str]:
@@ -214,7 +214,7 @@ class Pair:
         draft_length: DraftLength | None = None,
         *,
         max_rows: int = 1,
-        verify: VerifyMode = "rejection",
+        verify: LosslessMode = "rejection",
     ) -> Engine:
         """An engine that decodes with this pair; it has drafts and caches of its own.
 
@@ -222,7 +222,11 @@ class Pair:
             draft_length: As in `generate`.
             max_rows: Requests in flight at once.
             verify: As in `generate`.
+
+        Raises:
+            DecodingError: `verify` is lossy.
         """
+        require_lossless(verify, what="decoding with a pair")
         proposer: Proposer
         if draft_length == "adaptive":
             adaptive = self._adaptive_lengths(max_rows)

@@ -160,6 +160,9 @@ def clear_drift(catalog: Catalog, version: str, reason: str) -> None:
             remedy="choose another version; `draftsmith pairs` shows which ones are tagged",
         )
     text = f"{redact(reason)} (the alarm: {alarm})"
+    # An earlier record goes first, or nothing does: who may not delete learns it before a record
+    # says that the alarm is cleared, while it is not.
+    catalog.client.delete_model_version_tag(catalog.name, version, CLEARED_TAG)
     catalog.client.set_model_version_tag(catalog.name, version, CLEARED_TAG, text)
     catalog.client.delete_model_version_tag(catalog.name, version, LIVE_DRIFT_TAG)
 

@@ -1,8 +1,10 @@
 """What stands before the app: crowds, keys, size of bodies, and clients that are too slow.
 
-A body that is refused is read to its end and dropped, within the client's time, so that the client
-reads the refusal and no broken connection; only where too many are in hand nothing is read. Keys
-are compared in constant time and never logged.
+A body is waited for where it is wanted: of the API, from who may ask. It is read to its end within
+the client's time, even where it is refused, so that the client reads the refusal and no broken
+connection; only where too many are in hand nothing is read. Whoever has no key is told so by the
+headers alone and holds no place, however slowly a body comes: what comes behind an answer is
+dropped by the connection. Keys are compared in constant time and never logged.
 """
 
 from __future__ import annotations
@@ -65,13 +67,9 @@ class Guard:
             await _crowded(most).response(scope, receive, sending)
             return
         refusal = self._locked_out(scope)
-        try:
-            async with asyncio.timeout(self._limits.client_timeout_s):
-                body, refusal = await self._read(receive, refusal)
-        except TimeoutError:
-            seconds = self._limits.client_timeout_s
-            headers = {"Connection": "close"}
-            refusal = ApiError(408, f"the body did not come within {seconds:g} s", headers=headers)
+        body: bytes | None = b""
+        if refusal is None and _is_protected(scope):
+            body, refusal = await self._body(receive)
         if refusal is not None:
             await refusal.response(scope, receive, sending)
         elif body is not None:
@@ -91,11 +89,20 @@ class Guard:
         headers = {"WWW-Authenticate": "Bearer"}
         return ApiError(401, message, code="invalid_api_key", headers=headers)
 
-    async def _read(
-        self, receive: Receive, refusal: ApiError | None
-    ) -> tuple[bytes | None, ApiError | None]:
-        """The body, None when the client has gone; or why it is refused."""
+    async def _body(self, receive: Receive) -> tuple[bytes | None, ApiError | None]:
+        """The body within the client's time, None when the client has gone; or a refusal."""
+        seconds = self._limits.client_timeout_s
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._read(receive)
+        except TimeoutError:
+            headers = {"Connection": "close"}
+            text = f"the body did not come within {seconds:g} s"
+            return None, ApiError(408, text, headers=headers)
+
+    async def _read(self, receive: Receive) -> tuple[bytes | None, ApiError | None]:
         limit = self._limits.max_body_bytes
+        refusal: ApiError | None = None
         pieces: list[bytes] = []
         size = 0
         while True:

@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 from draftsmith.decoding import Engine, NoProposer, Request, SamplingParams
-from draftsmith.decoding.matching import VerifyMode
+from draftsmith.decoding.matching import LosslessMode
 from draftsmith.decoding.near_ties import judge_divergences
 from draftsmith.errors import EvidenceError
 from draftsmith.registry.generation import DraftLength, Pair
@@ -62,7 +62,7 @@ class EngineOptions:
     """
 
     draft_length: DraftLength | None = None
-    verify: VerifyMode = "rejection"
+    verify: LosslessMode = "rejection"
 
 
 def prepare(

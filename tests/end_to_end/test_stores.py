@@ -229,7 +229,7 @@ def test_a_checkpoint_overwritten_in_place_gets_a_pair_of_its_own(
 
 
 def test_a_machine_without_a_key_rolls_back_to_a_target_that_only_the_bucket_holds(
-    elsewhere: Project
+    elsewhere: Project,
 ) -> None:
     moved = elsewhere.cli("rollback", "--reason", "answers were slow")
     assert (moved["quarantined"], moved["champion"]["version"]) == ("2", "1")

@@ -27,7 +27,7 @@ from tests.planning.small_plans import make_job
 
 PROMPT, RESPONSE, BATCH_SIZE, ENTRIES = 8, 150, 8, 4096
 CORPUS = CorpusSize(
-    "data/corpus", BATCH_SIZE, BATCH_SIZE * RESPONSE, BATCH_SIZE * PROMPT, 0, PROMPT, RESPONSE
+    "data/corpus", BATCH_SIZE, BATCH_SIZE * RESPONSE, BATCH_SIZE * PROMPT, 0, 0, PROMPT, RESPONSE
 )
 RUNS = {
     "student": (StudentConfig("student", (0, -1), ENTRIES), {}),

@@ -26,7 +26,7 @@ _Point = tuple[str, int, float]
 _METRICS_A_CALL = 1000  # MLflow's limit
 _FORBIDDEN = re.compile(r"[^\w -]+")  # dots and slashes would make other names of a metric's
 _TARGET = ("model_type", "dtype", "num_parameters", "num_layers")
-_TRAINING = ("steps", "response_tokens", "trained_parameters", "seed")
+_TRAINING = ("steps", "predicted_tokens", "trained_parameters", "seed")
 
 
 def log_pair(client: MlflowClient, run_id: str, model_id: str, files: PairFiles) -> None:

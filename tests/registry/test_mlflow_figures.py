@@ -5,16 +5,22 @@ from __future__ import annotations
 import pytest
 from mlflow import MlflowClient
 
-from draftsmith.artifacts import short, write_json, write_text
+from draftsmith.artifacts import digest_json, short, write_json, write_text
 from draftsmith.registry import description
 from tests.registry.small_pairs import SOURCE, TAGS, digest, make_files, make_record
 
+LONG = "d" * 400
 EVALUATION = {
     "alpha": {
         "0.0": {
             "mean": 0.4,
             "num_prompts": 7,
-            "by_domain": {"chat": {"mean": 0.3}, "a/b..": {"mean": 0.5}},
+            "by_domain": {
+                "chat": {"mean": 0.3},
+                "a/b..": {"mean": 0.5},
+                "a.b/": {"mean": 0.6},
+                LONG: {"mean": 0.7},
+            },
         }
     },
     "tau": {"0.0": {"mean": 1.5}},
@@ -64,7 +70,13 @@ def test_figures_have_steps_that_mean_something(registered):
     assert curve(client, version.run_id, "train_loss") == [(1, 5.0)]
     figures = client.get_run(version.run_id).data.metrics
     assert (figures["alpha"], figures["speedup"]) == (0.4, 1.2)
-    assert (figures["alpha/0.0/chat"], figures["alpha/0.0/a_b_"]) == (0.3, 0.5)
+    assert figures["alpha/0.0/chat"] == 0.3
+    for domain, key, value in (
+        ("a/b..", "a_b_", 0.5),
+        ("a.b/", "a_b_", 0.6),
+        (LONG, "d" * 150, 0.7),
+    ):
+        assert figures[f"alpha/0.0/{key} {short(digest_json(domain))}"] == value
     assert figures["speedup/predicted"] == 1.3
 
 

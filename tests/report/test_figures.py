@@ -7,7 +7,7 @@ import matplotlib as mpl
 import pytest
 
 from draftsmith.errors import ArtifactError
-from draftsmith.report import boundary, figures
+from draftsmith.report import boundary, figures, tables
 
 
 @pytest.fixture
@@ -58,6 +58,20 @@ def test_survival_has_intervals_where_the_record_has_them(inputs):
     for record in (inputs.evaluated, {"survival": inputs.evaluated["survival"]}):
         (axes,) = figures.survival_by_position(record).axes
         assert len(axes.collections) == (2 if "positions" in record else 0)
+
+
+def test_positions_that_no_round_came_to_have_no_interval(inputs):
+    short = {key: entries[:1] for key, entries in inputs.evaluated["positions"].items()}
+    record = inputs.evaluated | {"positions": short}
+    (axes,) = figures.survival_by_position(record).axes
+    for lines, values in zip(axes.collections, record["survival"].values(), strict=True):
+        ends = [(low[1], high[1]) for low, high in lines.get_segments()]
+        assert ends[0][0] < values[0] < ends[0][1]
+        assert ends[1:] == [(value, value) for value in values[1:]]
+    told = tables.survival(record, "0.0")
+    assert len(told) == 3
+    assert "to" in told[0]
+    assert "to" not in told[1] + told[2]
 
 
 def test_a_dashed_line_shows_which_alpha_pays(inputs, charts):

@@ -186,6 +186,20 @@ def test_who_has_no_key_is_told_so_by_the_headers_and_may_go_on(project):
             assert trickled(slow, b"a" * MOST_BYTES) == b""
         whole = post(server, b"a" * (3 << 20))
         assert whole.status_code == 401
+        for request, status in ((BEGIN, 401), (READY.removesuffix(b"\r\n"), 200)):
+            with connected(server) as waiting:
+                waiting.sendall(request + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n")
+                said = heard(waiting)  # to the end: what would come next is not the body
+                assert said.startswith(b"HTTP/1.1 %d " % status)
+
+
+def test_requests_that_come_together_are_answered_one_after_the_other(project):
+    with serving(project.root) as server, connected(server) as client:
+        client.sendall(READY * 3)
+        said = b""
+        while said.count(b"HTTP/1.1 200 ") < 3 and (piece := client.recv(65536)):
+            said += piece
+        assert said.count(b"HTTP/1.1 200 ") == 3
 
 
 @contextlib.contextmanager

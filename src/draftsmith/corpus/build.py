@@ -150,13 +150,18 @@ class CorpusBuilder:
                 "eval": _given(held_out),
                 "self": written,
                 "temperatures": [self.config.train_temperatures, self.config.eval_temperatures],
-                "train_answers": self.config.train_answers,
+                **self._answers(),
                 "max_new_tokens": self.config.max_new_tokens,
                 "stop_ids": self.chat.stop_ids,
                 "seed": self.config.seed,
                 **self._backend(),
             }
         )
+
+    def _answers(self) -> dict[str, int]:
+        """How many of the temperatures a training prompt gets; all of them go without saying."""
+        number = self.config.train_answers
+        return {} if number == len(self.config.train_temperatures) else {"train_answers": number}
 
     def _backend(self) -> dict[str, str]:
         """Which kind made the responses, never where; the engine here goes without saying.
@@ -172,7 +177,9 @@ def _given(items: Sequence[EncodedPrompt]) -> list[list[int]]:
 
 
 def in_turn(prompt_id: str, temperatures: Sequence[float], answers: int) -> list[float]:
-    """So many of the temperatures, from one on that follows from the prompt alone."""
+    """So many of the temperatures, from one on that follows from the prompt alone; all in order."""
+    if answers == len(temperatures):
+        return list(temperatures)
     first = int(digest_json(["temperature", prompt_id])[:8], 16)
     return [temperatures[(first + place) % len(temperatures)] for place in range(answers)]
 

@@ -105,8 +105,11 @@ class Run:
             self._wait()
 
     def resume(self) -> int:
-        """Load the newest checkpoint; returns the finished steps."""
-        finished = sorted(self._folder.glob("step-*"))
+        """Load the newest checkpoint; returns the finished steps.
+
+        One of an older version, which held other files, is none: the training begins afresh.
+        """
+        finished = sorted(path.parent for path in self._folder.glob(f"step-*/{_STATE}"))
         if not finished:
             return 0
         newest = finished[-1]

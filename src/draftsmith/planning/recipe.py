@@ -168,7 +168,8 @@ class RecipePlan:
             if peak is not None and peak <= limit:
                 remedies.append(f"{text} ({_gb(peak)})")
         for config, suffix in ((self.job.config, ""), (found, best)):
-            if (shards := self._shards(config, limit)) is not None:
+            shards = self._shards(config, limit)
+            if shards is not None and shards > self.job.machine.shards:
                 remedies.append(f"--shards {shards}{suffix}")
                 break
         return _verdict(total, limit, remedies or [f"devices of {_gb(least)}{best}"])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
-from draftsmith.artifacts import read_json, short
+from draftsmith.artifacts import digest_json, read_json, short
 from draftsmith.registry.pair import CORPUS_TAG, METRIC_TAGS
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _Point = tuple[str, int, float]
 _METRICS_A_CALL = 1000  # MLflow's limit
 _FORBIDDEN = re.compile(r"[^\w -]+")  # dots and slashes would make other names of a metric's
+_LONGEST_DOMAIN = 150  # of MLflow's 250 characters for a name
 _TARGET = ("model_type", "dtype", "num_parameters", "num_layers")
 _TRAINING = ("steps", "predicted_tokens", "trained_parameters", "seed")
 
@@ -87,10 +88,16 @@ def _accepted(record: Mapping[str, Any]) -> Iterator[_Point]:
         for temperature, estimate in record.get(name, {}).items():
             yield f"{name}/{temperature}", 0, estimate["mean"]
             for domain, part in estimate.get("by_domain", {}).items():
-                yield f"{name}/{temperature}/{_FORBIDDEN.sub('_', domain)}", 0, part["mean"]
+                yield f"{name}/{temperature}/{_key_of(domain)}", 0, part["mean"]
     for temperature, values in record.get("survival", {}).items():
         for position, value in enumerate(values, start=1):
             yield f"survival/{temperature}", position, value
+
+
+def _key_of(domain: str) -> str:
+    """A domain as a part of a metric's name; one that has to be changed is told by its digest."""
+    key = _FORBIDDEN.sub("_", domain)[:_LONGEST_DOMAIN]
+    return key if key == domain else f"{key} {short(digest_json(domain))}"
 
 
 def _timed(record: Mapping[str, Any]) -> Iterator[_Point]:

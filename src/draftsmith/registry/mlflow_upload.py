@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import logging
+import platform
 import re
 import shutil
 import tempfile
@@ -147,10 +148,16 @@ def _begin(
 
 
 def _contents_digest(files: PairFiles) -> str:
-    """Digest of all that is uploaded but for what MLflow writes itself."""
+    """Digest of all that is uploaded, what MLflow writes itself by what it writes it from."""
     folders = {"draft": files.draft_dir, "target": files.target_dir}
     parts = {name: digest_directory(path) for name, path in folders.items() if path is not None}
-    return digest_json({"pair": files.record.to_json(), "code": model_digest(_PACKAGE), **parts})
+    written = {"python": platform.python_version(), "packages": _requirements()}
+    code = model_digest(_PACKAGE)
+    return digest_json({"pair": files.record.to_json(), "code": code, **written, **parts})
+
+
+def _requirements() -> list[str]:
+    return [f"{name}=={metadata.version(name)}" for name in _REQUIREMENTS]
 
 
 def _described(model: LoggedModel) -> Model:
@@ -204,7 +211,7 @@ def _save_pyfunc(files: PairFiles, path: Path, model: Model, artifacts: dict[str
         },
         signature=_SIGNATURE,
         code_paths=[str(_PACKAGE)],
-        pip_requirements=[f"{name}=={metadata.version(name)}" for name in _REQUIREMENTS],
+        pip_requirements=_requirements(),
         mlflow_model=model,
     )
 

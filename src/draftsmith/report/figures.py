@@ -62,10 +62,9 @@ def alpha_by_domain(
     own = record["alpha"][temperature]["by_domain"]
     names = sorted(own, reverse=True)
     figure, axes = canvas(height=0.36 * len(names) + 1.1)
-    means = [own[name]["mean"] for name in names]
     axes.barh(
         range(len(names)),
-        means,
+        [own[name]["mean"] for name in names],
         height=0.55,
         color=BLUE,
         alpha=0.75,
@@ -112,6 +111,8 @@ def survival_by_position(record: Mapping[str, Any]) -> Figure:
         places = [place + shift for place in range(1, len(survival) + 1)]
         longest = max(longest, len(survival))
         bounds = [entry["survival"] for entry in record.get("positions", {}).get(key, ())]
+        if bounds:  # positions that no round came to have no interval
+            bounds += [dict.fromkeys(("mean", "low", "high"), 0.0)] * (len(survival) - len(bounds))
         axes.errorbar(
             places,
             survival,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from draftsmith.artifacts import short
@@ -48,12 +49,14 @@ def interval(estimate: Mapping[str, Any] | None, digits: int = 3) -> str:
 
 
 def survival(record: Mapping[str, Any], temperature: str) -> list[str]:
-    """Survival by position, each with its interval where the record has it."""
-    values = record["survival"][temperature]
-    known = record.get("positions", {}).get(temperature) or [None] * len(values)
+    """Survival by position, each with its interval where the record has it.
+
+    It has none of positions that no round came to.
+    """
+    known = record.get("positions", {}).get(temperature, ())
     return [
         number(value) if entry is None else interval(entry["survival"])
-        for value, entry in zip(values, known, strict=True)
+        for value, entry in zip_longest(record["survival"][temperature], known)
     ]
 
 

@@ -35,8 +35,9 @@ class Connection(H11Protocol):
 
     def _ending(self, app: Any) -> Any:  # noqa: ANN401  uvicorn types no application
         async def answering(*channels: Any) -> None:  # noqa: ANN401
+            cycle = self.cycle  # the next request's may be there when the app is done
             await app(*channels)
-            if self.cycle is not None and not self.cycle.response_complete:
+            if cycle is not None and not cycle.response_complete:
                 # The client takes nothing: closing would wait for it to take what is unsent.
                 self.transport.abort()
 
@@ -92,7 +93,10 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  uvicorn's, the same for all
         """Refuse what is no HTTP, and headers without end."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            return  # bytes behind a request that is being answered; the connection ends with it
+            # Bytes behind a request that is being answered end the connection with its answer.
+            if self.conn.our_state is h11.DONE:
+                self.transport.close()
+            return
         fault = sys.exception()
         hint = getattr(fault, "error_status_hint", None)
         status = _TOO_LARGE if hint == _TOO_LARGE else 400

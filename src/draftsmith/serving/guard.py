@@ -70,6 +70,8 @@ class Guard:
         body: bytes | None = b""
         if refusal is None and _is_protected(scope):
             body, refusal = await self._body(receive)
+        elif any(name == b"expect" for name, _ in scope["headers"]):
+            sending = _closing(sending)
         if refusal is not None:
             await refusal.response(scope, receive, sending)
         elif body is not None:
@@ -139,6 +141,22 @@ class Guard:
 
 def _is_protected(scope: Scope) -> bool:
     return str(scope["path"]).startswith(_PROTECTED)
+
+
+def _closing(send: Send) -> Send:
+    """Ends the connection with the answer.
+
+    A client that waits to be told to go on may leave the body out that nobody waited for; what it
+    asks next would be read as that body.
+    """
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (b"connection", b"close")]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return sending
 
 
 def _crowded(most: int) -> ApiError:

@@ -60,7 +60,7 @@ def divide(target: PreTrainedModel) -> None:
         fully_shard(layer, mesh=mesh)
     whole = {p for p in target.base_model.parameters() if not isinstance(p, DTensor)}
     fully_shard(target.base_model, mesh=mesh, ignored_params=whole)
-    target.to(state.device)  # type: ignore[arg-type]  # annotated as an unbound method
+    target.to(state.device)
 
 
 @contextlib.contextmanager

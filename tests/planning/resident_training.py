@@ -31,10 +31,6 @@ CORPUS = CorpusSize(
 )
 RUNS = {
     "student": (StudentConfig("student", (0, -1), ENTRIES), {}),
-    "student, layers computed again": (
-        StudentConfig("student", (0, -1), ENTRIES, own_head=True),
-        {"mixed_precision": "bf16", "gradient_checkpointing": True},
-    ),
     "eagle": (EagleConfig("eagle", (), ENTRIES, 2, 0.8), {"mixed_precision": "bf16"}),
     "medusa": (
         MedusaConfig("medusa", 4, 1, own_heads=False, vocabulary_size=ENTRIES, head_decay=0.8),

@@ -234,6 +234,14 @@ def test_a_half_written_checkpoint_does_not_count(target, tmp_path):
     assert are_equal(weights_of(resumed), weights_of(whole))
 
 
+def test_a_checkpoint_of_an_older_make_does_not_count(target, tmp_path):
+    (tmp_path / "step-00000004").mkdir()
+    (tmp_path / "step-00000004" / "history.json").write_text("[]", encoding="utf-8")
+    _, outcome = train(target, tmp_path)
+    assert outcome.resumed_at == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000008"]
+
+
 def test_a_checkpoint_without_room_ends_the_run_and_the_one_before_stays(target, tmp_path):
     whole, _ = train(target, tmp_path / "whole")
     room = (tmp_path / "whole" / "step-00000008" / "state.safetensors").stat().st_size - 1

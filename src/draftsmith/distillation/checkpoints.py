@@ -106,10 +106,10 @@ class Run:
 
     def resume(self) -> int:
         """Load the newest checkpoint; returns the finished steps."""
-        finished = sorted(self._folder.glob("step-*"))
+        finished = sorted(self._folder.glob(f"step-*/{_STATE}"))
         if not finished:
             return 0
-        newest = finished[-1]
+        newest = finished[-1].parent
         self._trained.restore(load_file(newest / _STATE))
         step = int(newest.name.removeprefix("step-"))
         self.history = json.loads((newest / _HISTORY).read_text(encoding="utf-8"))

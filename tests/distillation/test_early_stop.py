@@ -74,7 +74,9 @@ def test_its_state_goes_through_a_checkpoint(tmp_path):
     for step in (1, 2, 3):
         module.weight.data.fill_(step)
         assert not judge.judge(step)
-    judge.save(tmp_path)
+    save = judge.copied()
+    judge.judge(4)  # what comes later is not in it
+    save(tmp_path)
     resumed, again = judge_of(alphas[3:], patience=2)
     again.load(tmp_path)
     assert again.judge(4)
@@ -89,7 +91,7 @@ def test_its_state_goes_through_a_checkpoint(tmp_path):
 
 def test_a_checkpoint_before_the_first_evaluation_is_none_the_worse(tmp_path):
     _, judge = judge_of([0.5], patience=1)
-    judge.save(tmp_path)
+    judge.copied()(tmp_path)
     _, again = judge_of([0.5], patience=1)
     again.load(tmp_path)
     assert not again.judge(2)

@@ -40,8 +40,8 @@ RUNS = {
 
 
 def job_of(folder, changes):
-    """Three steps and no checkpoint."""
-    options = {"steps": 3, "checkpoint_steps": 3, "batch_size": BATCH_SIZE, **changes}
+    """Two steps and no checkpoint."""
+    options = {"steps": 2, "checkpoint_steps": 2, "batch_size": BATCH_SIZE, **changes}
     dtype = "bfloat16" if changes.get("mixed_precision") == "bf16" else "float32"
     return make_job(folder, corpus=CORPUS, dtype=dtype, **options)
 

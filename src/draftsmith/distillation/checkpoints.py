@@ -109,10 +109,10 @@ class Run:
 
         One of an older version, which held other files, is none: the training begins afresh.
         """
-        finished = sorted(path.parent for path in self._folder.glob(f"step-*/{_STATE}"))
+        finished = sorted(self._folder.glob(f"step-*/{_STATE}"))
         if not finished:
             return 0
-        newest = finished[-1]
+        newest = finished[-1].parent
         self._trained.restore(load_file(newest / _STATE))
         step = int(newest.name.removeprefix("step-"))
         self.history = json.loads((newest / _HISTORY).read_text(encoding="utf-8"))

@@ -114,11 +114,7 @@ class RecipePlan:
             "gradient_buckets": buckets,
             **self._copies(config),
         }
-        training = {
-            **held,
-            **trained,
-            "activations": _less(working, draft.gradients),
-        }
+        training = {**held, **trained, "activations": _less(working, draft.gradients)}
         gathered: Bytes = {"gathered_layers": self._gathered(job.machine.shards)}
         # A cache is filled before the optimizer is there.
         before = trained if config.signal == "online" else {}
@@ -189,7 +185,7 @@ class RecipePlan:
         if self.job.machine.processes == 1:
             fixed += self.draft.gradients  # exchanged among several
         room = limit - fixed - self._gathered(2) - (sizes.weights - sizes.layers)
-        return _parts(sizes.layers, room) if room > 0 else None
+        return max(self.job.machine.processes, _parts(sizes.layers, room)) if room > 0 else None
 
     def _options(self) -> Iterator[tuple[str, DistillConfig]]:
         """Settings that give the same draft with less memory."""

@@ -26,10 +26,12 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, DataType, Schema
 from mlflow.types.schema import AnyType
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from draftsmith.artifacts import digest_file, digest_json, write_json
 from draftsmith.errors import RegistryError
 from draftsmith.registry.mlflow_connection import unless_done
+from draftsmith.registry.mlflow_figures import parameters
 from draftsmith.registry.pair import PairRecord
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ HISTORY = "evidence_history"
 DEVICE_EVIDENCE = "device_evidence"
 ARTIFACTS = "artifacts"  # of a saved model: the pair's own files
 _MODEL_NAME = "pair"
+_NOTE = "Upload, figures and evidence of a pair. Its version says what was decided on it."
 _MODEL_CODE = Path(__file__).with_name("pyfunc_model.py")
 _PACKAGE = Path(__file__).resolve().parents[1]
 _REQUIREMENTS = ("mlflow", "torch", "transformers", "tokenizers", "safetensors", "filelock")
@@ -104,11 +107,15 @@ def upload(connection: Connection, experiment_id: str, files: PairFiles) -> tupl
         RegistryError: The upload did not complete.
     """
     client, digest = connection.client, files.record.digest
-    tags = {"kind": "pair", "pair_name": files.name, "pair_digest": digest}
+    tags = {"kind": "pair", "pair_name": files.name, "pair_digest": digest, MLFLOW_RUN_NOTE: _NOTE}
     run_name = f"{files.record.draft.recipe}-{digest[:8]}"
     run_id = str(client.create_run(experiment_id, run_name=run_name, tags=tags).info.run_id)
     model = client.create_logged_model(
-        experiment_id, name=_MODEL_NAME, source_run_id=run_id, tags={"pair_digest": digest}
+        experiment_id,
+        name=_MODEL_NAME,
+        source_run_id=run_id,
+        tags={"pair_digest": digest},
+        params=parameters(files),
     )
     model_id = str(model.model_id)
     with tempfile.TemporaryDirectory(prefix="draftsmith-") as temporary:

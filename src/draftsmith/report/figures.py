@@ -62,10 +62,9 @@ def alpha_by_domain(
     own = record["alpha"][temperature]["by_domain"]
     names = sorted(own, reverse=True)
     figure, axes = canvas(height=0.36 * len(names) + 1.1)
-    means = [own[name]["mean"] for name in names]
     axes.barh(
         range(len(names)),
-        means,
+        [own[name]["mean"] for name in names],
         height=0.55,
         color=BLUE,
         alpha=0.75,

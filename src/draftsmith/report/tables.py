@@ -52,7 +52,7 @@ def survival(record: Mapping[str, Any], temperature: str) -> list[str]:
     values = record["survival"][temperature]
     known = record.get("positions", {}).get(temperature) or [None] * len(values)
     return [
-        number(value) if entry is None else interval(entry["survival"])
+        number(value) if entry is None else interval({**entry["survival"], "mean": value})
         for value, entry in zip(values, known, strict=True)
     ]
 

@@ -85,6 +85,10 @@ def test_the_logged_model_carries_them_too(registered):
     model = client.get_logged_model(version.source.removeprefix("models:/"))
     logged = {(metric.key, metric.step, metric.value) for metric in model.metrics}
     assert {("alpha/0.0/chat", 0, 0.3), ("survival/0.0", 3, 0.1)} <= logged
+    assert model.params["recipe"] == "small"
+    assert '"version": "1"' in model.tags["mlflow.modelVersions"]
+    data = {metric.key: metric.dataset_name for metric in model.metrics}
+    assert (data["alpha"], data["train_loss"]) == ("held-out rollouts", "rollouts for training")
 
 
 def test_parameters_say_what_the_pair_was_made_of(registered):
@@ -133,15 +137,15 @@ def test_the_gates_report_becomes_the_description(root, store, registered, tmp_p
     write_text(report, "## Promote: demo version 1\n")
     store.attach_decision(version.version, decision, report)
     told = client.get_model_version("demo", version.version).description
-    assert told == "## Promote: demo version 1\n"
+    assert told == "Promote: demo version 1\n"
     assert [path.name for path in (root / "mlartifacts").rglob("decision/*.md")] == ["report.md"]
 
 
 def test_a_long_report_is_cut_behind_a_whole_line():
     report = "".join(f"| row {number} | of a table |\n" for number in range(1000))
-    told = description.bounded(report)
+    told = description.of_report(report)
     assert len(told) <= 5000
     rows, _, hint = told.partition("\n\n")
     assert report.startswith(f"{rows}\n")
     assert "decision/report.md" in hint
-    assert description.bounded("short\n") == "short\n"
+    assert description.of_report("short\n") == "short\n"

@@ -110,7 +110,8 @@ def stage(root, decision, monkeypatch):
     monkeypatch.setattr(promote, "ROOT", root)
     settings = {"name": "demo", "experiment": "draftsmith", "include_target": False}
     write_json(root / "build" / "config.yaml", {"registry": settings})
-    write_text(root / "reports" / "report.html", "<html></html>")
+    for page in ("report.html", "report.md"):
+        write_text(root / "reports" / page, "blocked")
 
     def run(**changes):
         write_json(root / "reports" / "decision.json", decision | changes)

@@ -38,6 +38,7 @@ UNSHOWN = {
         r"|shrunken_change)"
     ),
     "the estimate that decides nothing": r".*/shrunken_change",
+    "no draft where another scheme is advised": r"advice/workloads/3/(draft_length|speedup)",
     "of another scheme its mean": r"advice/workloads/\d+/instead/ratio/(low|high|num_prompts)",
     "a version of the format": r"(decision|advice)/schema",
 }
@@ -107,7 +108,7 @@ def known(artifacts):
     speed = reports["benchmark"]["recipes"]["small"]
     positions = map(str, range(1, 4))
     gap = speed["speedup"]["mean"] - speed["predicted_speedup"]
-    said = {n for text in words_in(reports) for n in SHOWN.findall(text)}
+    said = {n for text in words_in(reports) for n in SHOWN.findall(text.replace("_", " "))}
     return CONSTANTS | said | {*positions, f"{abs(gap):.2f}"}
 
 

@@ -44,8 +44,12 @@ def unjudged(record: PairRecord, tags: Mapping[str, str]) -> str:
     )
 
 
-def bounded(report: str) -> str:
-    """A report as a description, cut behind a whole line where it is too long."""
+def of_report(report: str) -> str:
+    """The gate's report as a description: lists of versions show how it begins, without markup.
+
+    Cut behind a whole line where it is too long.
+    """
+    report = report.removeprefix("## ")
     if len(report) <= _LONGEST:
         return report
     return report[: report.rindex("\n", 0, _LONGEST - len(_CUT))] + _CUT

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from draftsmith.registry.mlflow_upload import PairFiles
 
 _Point = tuple[str, int, float]
+_TRAINED = "train_"
 _METRICS_A_CALL = 1000  # MLflow's limit
 _FORBIDDEN = re.compile(r"[^\w -]+")  # dots and slashes would make other names of a metric's
 _LONGEST_DOMAIN = 150  # of MLflow's 250 characters for a name
@@ -39,9 +40,8 @@ def log_pair(client: MlflowClient, run_id: str, model_id: str, files: PairFiles)
         model_id: Its logged model.
         files: The pair and its evidence.
     """
-    training = read_json(files.draft_dir / "draft.json").get("training", {})
-    points = [*_figures(files), *_training(training)]
-    _log(client, run_id, model_id, points, params=parameters(files, training))
+    points = [*_figures(files), *_curves(_training(files))]
+    _log(client, run_id, model_id, files, points, parameters(files))
     client.log_inputs(run_id, _datasets(files))
 
 
@@ -55,17 +55,12 @@ def log_news(client: MlflowClient, run_id: str, model_id: str, files: PairFiles)
             known[key] = {m.step: m.value for m in sorted(history, key=lambda m: int(m.timestamp))}
         if known[key].get(step) != value:
             news.append((key, step, value))
-    _log(client, run_id, model_id, news)
+    _log(client, run_id, model_id, files, news, {})
 
 
-def parameters(files: PairFiles, training: Mapping[str, Any]) -> dict[str, str]:
-    """What a pair was made of, as far as it is known: nothing that another device changes.
-
-    Args:
-        files: The pair.
-        training: `training` of its draft's manifest.
-    """
-    draft, target = files.record.draft, files.record.target
+def parameters(files: PairFiles) -> dict[str, str]:
+    """What a pair was made of, as far as it is known: nothing that another device changes."""
+    draft, target, training = files.record.draft, files.record.target, _training(files)
     return {
         "recipe": draft.recipe,
         "family": draft.family,
@@ -112,11 +107,16 @@ def _timed(record: Mapping[str, Any]) -> Iterator[_Point]:
         yield "speedup/by batch size", entry["batch_size"], entry["speedup"]
 
 
-def _training(training: Mapping[str, Any]) -> Iterator[_Point]:
-    """The training's history, kept in the manifest, as curves."""
+def _training(files: PairFiles) -> Mapping[str, Any]:
+    training: Mapping[str, Any] = read_json(files.draft_dir / "draft.json").get("training", {})
+    return training
+
+
+def _curves(training: Mapping[str, Any]) -> Iterator[_Point]:
+    """The training's history, kept in the manifest."""
     for entry in training.get("history", ()):
         for name in ("loss", "alpha"):
-            yield f"train_{name}", int(entry["step"]), entry[name]
+            yield f"{_TRAINED}{name}", int(entry["step"]), entry[name]
 
 
 def _record(files: PairFiles, name: str) -> Mapping[str, Any]:
@@ -128,12 +128,17 @@ def _log(
     client: MlflowClient,
     run_id: str,
     model_id: str,
+    files: PairFiles,
     points: list[_Point],
-    params: Mapping[str, str] | None = None,
+    params: Mapping[str, str],
 ) -> None:
     now_ms = time.time_ns() // 1_000_000
-    metrics = [Metric(key, value, now_ms, step, model_id=model_id) for key, step, value in points]
-    named = [Param(key, value) for key, value in (params or {}).items()]
+    trained, held_out = (found.dataset for found in _datasets(files))
+    metrics = []
+    for key, step, value in points:
+        data = trained if key.startswith(_TRAINED) else held_out
+        metrics.append(Metric(key, value, now_ms, step, model_id, data.name, data.digest))
+    named = [Param(key, value) for key, value in params.items()]
     for start in range(0, len(metrics), _METRICS_A_CALL):
         client.log_batch(run_id, metrics[start : start + _METRICS_A_CALL], named)
         named = []

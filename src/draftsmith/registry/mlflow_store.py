@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
+
 from draftsmith.artifacts import digest_directory, read_json, short
 from draftsmith.errors import RegistryError
 from draftsmith.registry import description, mlflow_figures, mlflow_moves, mlflow_upload
@@ -239,7 +241,7 @@ class PairStore:
         with unless_done("RESOURCE_ALREADY_EXISTS"):
             whole = description.model_description(self.name)
             self._client.create_registered_model(self.name, description=whole)
-        self._client.create_model_version(
+        made = self._client.create_model_version(
             self.name,
             source=f"{_MODELS}{model_id}",
             run_id=run_id,
@@ -247,6 +249,9 @@ class PairStore:
             description=told,
             model_id=model_id,
         )
+        # A server does this itself; the logged model's page would offer to register it otherwise.
+        held = json.dumps([{"name": self.name, "version": str(made.version)}])
+        self._client.set_logged_model_tags(model_id, {MLFLOW_MODEL_VERSIONS: held})
 
     def _refresh(self, known: ModelVersion, files: mlflow_upload.PairFiles) -> None:
         """Attach news to a known pair; the evidence digest's tag is last, so a kill repeats it."""
@@ -303,7 +308,7 @@ class PairStore:
         self._client.set_model_version_tag(self.name, version, DECISION_TAG, text)
         for page in pages:
             if page.suffix == ".md":
-                told = redact(description.bounded(page.read_text(encoding="utf-8")))
+                told = redact(description.of_report(page.read_text(encoding="utf-8")))
                 self._client.update_model_version(self.name, version, description=told)
 
     @translated("setting the challenger")

@@ -27,10 +27,13 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, DataType, Schema
 from mlflow.types.schema import AnyType
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from draftsmith.artifacts import digest_directory, digest_file, digest_json, write_json
 from draftsmith.errors import RegistryError
 from draftsmith.registry import mlflow_leftovers
+from draftsmith.registry.mlflow_connection import unless_done
+from draftsmith.registry.mlflow_figures import parameters
 from draftsmith.registry.pair import PairRecord
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ HISTORY = "evidence_history"
 DEVICE_EVIDENCE = "device_evidence"
 ARTIFACTS = "artifacts"  # of a saved model: the pair's own files
 _MODEL_NAME = "pair"
+_NOTE = "Upload, figures and evidence of a pair. Its version says what was decided on it."
 _MODEL_CODE = Path(__file__).with_name("pyfunc_model.py")
 _PACKAGE = Path(__file__).resolve().parents[1]
 _REQUIREMENTS = ("mlflow", "torch", "transformers", "tokenizers", "safetensors", "filelock")
@@ -140,10 +144,19 @@ def _begin(
     run = client.create_run(
         experiment_id,
         run_name=f"{files.record.draft.recipe}-{digest[:8]}",
-        tags={"kind": "pair", "pair_name": files.name, "pair_digest": digest},
+        tags={
+            "kind": "pair",
+            "pair_name": files.name,
+            "pair_digest": digest,
+            MLFLOW_RUN_NOTE: _NOTE,
+        },
     )
     return client.create_logged_model(
-        experiment_id, name=_MODEL_NAME, source_run_id=str(run.info.run_id), tags=tags
+        experiment_id,
+        name=_MODEL_NAME,
+        source_run_id=str(run.info.run_id),
+        tags=tags,
+        params=parameters(files),
     )
 
 

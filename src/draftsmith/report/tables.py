@@ -55,7 +55,7 @@ def survival(record: Mapping[str, Any], temperature: str) -> list[str]:
     """
     known = record.get("positions", {}).get(temperature, ())
     return [
-        number(value) if entry is None else interval(entry["survival"])
+        number(value) if entry is None else interval({**entry["survival"], "mean": value})
         for value, entry in zip_longest(record["survival"][temperature], known)
     ]
 

@@ -37,7 +37,8 @@ PIPELINE, SERVER = "pipeline", "server"  # who hold a key of a bucket
 BUCKETS = {PIPELINE: "dvc-cache", SERVER: "mlflow-files"}
 TEAM = "team"
 PASSWORD = secrets.token_hex(16)
-WEIGHTS = "artifacts/target/model.safetensors"
+WEIGHTS = "model.safetensors"
+HELD = f"artifacts/target/{WEIGHTS}"
 EXIT_USER_ERROR, EXIT_REPRO_FAILED = 2, 255
 COMMIT = ("git", "-c", "user.name=test", "-c", "user.email=test@example.invalid", "commit", "-qm")
 
@@ -159,7 +160,7 @@ def test_a_bucket_that_dies_in_an_upload_fails_the_run_and_leaves_no_version(
     def deal(method: str, path: str, _: bytes) -> str:
         if method == "PUT" and arrived:
             stores.objects.stop()
-        if method == "PUT" and path.endswith(WEIGHTS):
+        if method == "PUT" and path.endswith(HELD):
             arrived.append(path)
         return "pass"
 
@@ -182,13 +183,13 @@ def test_the_next_run_goes_on_with_the_upload_and_promotes(home: Project, stores
     _succeeds(home, "dvc", "repro")
     stores.proxy.heal()
     assert any(path.endswith("MLmodel") for path in sent)
-    assert not any(path.endswith(WEIGHTS) for path in sent)
+    assert not any(path.endswith(HELD) for path in sent)
     assert _aliases(home) == {"1": ["challenger", "champion"]}
     query = "SELECT name, version FROM model_versions"
     assert stores.database.ask(DATABASE, query) == [(NAME, 1)]
     assert stores.database.ask(USERS, f"SELECT username FROM users WHERE username = '{TEAM}'")
     whole = stores.objects.sizes(SERVER)
-    (weights,) = (key for key in whole if key.endswith(WEIGHTS))
+    (weights,) = (key for key in whole if key.endswith(HELD))
     assert held[weights] == whole[weights]
     assert len(held) < len(whole)
     local = [home.root / name for name in ("mlflow.db", "mlartifacts", "mlruns")]
@@ -218,14 +219,22 @@ def test_what_a_run_made_is_pushed_and_another_machine_trains_nothing(
     assert "up to date" in _succeeds(colleague, "dvc", "push")
 
 
-def test_a_checkpoint_overwritten_in_place_gets_a_pair_of_its_own(
-    home: Project, target: Path, tmp_path: Path
+def test_a_checkpoint_overwritten_in_place_gets_a_pair_whose_large_files_pass_by_the_server(
+    home: Project, stores: Stores, target: Path, tmp_path: Path
 ) -> None:
     corpus = home.root / "data/corpus"
     home.world.make_update("light", target=target, corpus=corpus, folder=tmp_path / "light")
     shutil.copytree(tmp_path / "light", target, dirs_exist_ok=True)
-    _succeeds(home, "dvc", "repro")
+    sent: list[str] = []
+    stores.proxy.deal = noting(sent, "PUT")
+    large = {"MLFLOW_MULTIPART_UPLOAD_MINIMUM_FILE_SIZE": str((target / WEIGHTS).stat().st_size)}
+    _succeeds(replace(home, variables={**home.variables, **large}), "dvc", "repro")
+    stores.proxy.heal()
     assert _aliases(home) == {"1": [], "2": ["challenger", "champion"]}
+    assert any(path.endswith("MLmodel") for path in sent)
+    assert not any(path.endswith(HELD) for path in sent)  # it went to the bucket, in parts
+    sizes = [size for key, size in stores.objects.sizes(SERVER).items() if key.endswith(HELD)]
+    assert sizes == [(target / WEIGHTS).stat().st_size] * 2
 
 
 def test_a_machine_without_a_key_rolls_back_to_a_target_that_only_the_bucket_holds(
@@ -239,10 +248,15 @@ def test_a_machine_without_a_key_rolls_back_to_a_target_that_only_the_bucket_hol
     assert moves == [("promotion", None, "1"), ("promotion", "1", "2"), ("rollback", "2", "1")]
 
 
+@pytest.mark.parametrize(
+    ("variables", "way"),
+    [({}, "presigned"), ({"MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD": "false"}, "artifacts")],
+    ids=["past the server", "through the server"],
+)
 def test_a_pair_is_loaded_from_the_bucket_once_and_kept_by_its_digest(
-    elsewhere: Project, stores: Stores, tmp_path: Path
+    elsewhere: Project, stores: Stores, tmp_path: Path, variables: dict[str, str], way: str
 ) -> None:
-    bare = replace(elsewhere, root=tmp_path)
+    bare = replace(elsewhere, root=tmp_path, variables={**elsewhere.variables, **variables})
     question = (CHAMPION, bare.world.question, "--max-new-tokens", "24")
     answers, fetched = [], []
     for _ in range(2):
@@ -250,8 +264,10 @@ def test_a_pair_is_loaded_from_the_bucket_once_and_kept_by_its_digest(
         stores.proxy.deal = noting(asked, "GET")
         answers.append(bare.cli("generate", *question))
         stores.proxy.heal()
-        fetched.append([path for path in asked if "mlflow-artifacts/artifacts/" in path])
-    assert any(path.endswith(WEIGHTS) for path in fetched[0])
+        of_files = [path.partition("/mlflow-artifacts/")[2] for path in asked]
+        fetched.append([path for path in of_files if path not in ("", "artifacts")])
+    assert any(path.endswith(HELD) for path in fetched[0])
+    assert all(path.startswith(f"{way}/") for path in fetched[0])
     assert fetched[1] == []
     assert answers[0]["text"] == answers[1]["text"]
     assert answers[0]["text"].startswith(bare.world.answer_start)
@@ -269,8 +285,8 @@ def test_a_bucket_that_is_away_is_no_damage_and_an_object_that_is_lost_is(
     assert (done.returncode, done.stdout) == (EXIT_USER_ERROR, "")
     assert "digest differs" not in done.stderr
     assert [pair["state"] for pair in elsewhere.cli("pairs")][0] == "ok"
-    model = next(key for key in stores.objects.sizes(SERVER) if key.endswith(WEIGHTS))
-    lost = model.replace(WEIGHTS, "artifacts/draft/model.safetensors")
+    model = next(key for key in stores.objects.sizes(SERVER) if key.endswith(HELD))
+    lost = model.replace(HELD, f"artifacts/draft/{WEIGHTS}")
     client, bucket = stores.objects.client(SERVER), BUCKETS[SERVER]
     body = client.get_object(Bucket=bucket, Key=lost)["Body"].read()
     client.delete_object(Bucket=bucket, Key=lost)

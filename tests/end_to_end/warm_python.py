@@ -54,8 +54,8 @@ def serve(address: str) -> None:
     sys.path[0] = str(Path.cwd())
     for name in (*_PRELOADED, *_COMMANDS, *_stages()):
         importlib.import_module(name)
-    for name in (*_COMMANDS, *_stages()):
-        del sys.modules[name]  # each is run afresh; what they import stays
+    for name in (*_COMMANDS, *_stages(), "pipeline"):
+        del sys.modules[name]  # each is run afresh, in its own folder; what they import stays
     server = socket.socket(socket.AF_UNIX)
     server.bind(f"{address}.new")
     server.listen()

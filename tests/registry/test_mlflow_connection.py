@@ -45,6 +45,12 @@ def test_secrets_of_the_environment_are_redacted(monkeypatch):
     assert redact("https://a:b@host/x said t0ken") == "https://host/x said ***"
 
 
+def test_a_signed_address_is_told_without_what_opens_it():
+    address = "https://s3/b/k?X-Amz-Credential=me%2Fs3&X-Amz-Expires=300&X-Amz-Signature=0a1b"
+    told = redact(f"403 for url: {address} (again)")
+    assert told.endswith("Credential=***&X-Amz-Expires=300&X-Amz-Signature=*** (again)")
+
+
 def test_a_full_disk_is_a_users_error():
     with pytest.raises(DraftsmithError, match="No space left"), translated("registering"):
         raise OSError(28, "No space left on device", "draft")

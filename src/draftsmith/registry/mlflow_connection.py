@@ -27,6 +27,8 @@ TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 REGISTRY_VARIABLE = "MLFLOW_REGISTRY_URI"
 _SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 _USERINFO = re.compile(r"://[^/\s]+@")
+# An address that was signed for whoever has it, such as MLflow's of a file in a bucket.
+_SIGNATURE = re.compile(r"(X-Amz-(?:Credential|Security-Token|Signature)=)[^&\s]+")
 _PASSWORD = re.compile(r"://[^/\s:]*:([^/\s]+)@")
 # A disk that refused, inside an error of MLflow's: no permission, file too large, no room, ...
 _REFUSED = re.compile(r"\[Errno (?:13|27|28|30|122)\] (?P<reason>[^:\n]+)(?:: '(?P<path>[^']+)')?")
@@ -41,8 +43,8 @@ _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOU
 
 
 def redact(text: str) -> str:
-    """`text` without user names, passwords and tokens."""
-    clean = _USERINFO.sub("://", text)
+    """`text` without user names, passwords, tokens and signatures of addresses."""
+    clean = _SIGNATURE.sub(r"\1***", _USERINFO.sub("://", text))
     for secret in _secrets():
         clean = clean.replace(secret, "***")
     return clean

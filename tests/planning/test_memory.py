@@ -150,9 +150,10 @@ def test_weights_gradients_and_optimizer_take_what_is_planned(config_of, name):
     assert sizes.optimizer == sum(tensor.nbytes for tensor in state)
 
 
-def test_a_mixture_of_experts_has_a_working_memory(tmp_path):
+@pytest.mark.parametrize("name", ["student", "eagle"])
+def test_a_mixture_of_experts_has_a_working_memory(tmp_path, name):
     make_mixture().save_pretrained(tmp_path)
-    recipe = RECIPES["student"]
+    recipe = RECIPES[name]
     short, long = (
         PlannedStep(tmp_path, "float32", recipe, make_distill(), "cuda", StepShape(2, 6, response))
         for response in (20, 200)

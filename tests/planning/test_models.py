@@ -146,7 +146,8 @@ def test_nothing_takes_memory_for_a_target_that_no_machine_holds(tmp_path):
     assert sizes.num_trained > 1e9
 
 
-def test_a_mixture_of_experts_is_counted_like_any_other(tmp_path):
+@pytest.mark.parametrize("name", ["student", "eagle"])
+def test_a_mixture_of_experts_is_counted_like_any_other(tmp_path, name):
     config = make_mixture()
     config.save_pretrained(tmp_path)
     target = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -154,8 +155,8 @@ def test_a_mixture_of_experts_is_counted_like_any_other(tmp_path):
     sizes = target_sizes(meta, CACHE)
     assert sizes.weights == num_bytes(target.parameters())
     assert sizes.cache == 2 * 3 * CACHE.rows * 2 * ROUNDED * 8 * 2
-    draft, _ = built(RECIPES["student"], target.requires_grad_(requires_grad=False))
-    planned = draft_sizes(RECIPES["student"], meta, CACHE)
+    draft, _ = built(RECIPES[name], target.requires_grad_(requires_grad=False))
+    planned = draft_sizes(RECIPES[name], meta, CACHE)
     assert planned.num_parameters == num_parameters(draft.parameters())
 
 
@@ -192,8 +193,10 @@ def test_a_target_that_can_have_no_feature_head_is_refused_by_name(config_of):
         draft_sizes(RECIPES["eagle"], meta, CACHE)
 
 
-def test_a_draft_that_no_class_can_be_built_for_is_refused(tmp_path):
-    make_mixture().save_pretrained(tmp_path)
+def test_a_draft_whose_layer_would_be_of_another_kind_is_refused(tmp_path):
+    config = make_mixture()
+    config.mlp_only_layers = [2]
+    config.save_pretrained(tmp_path)
     meta = meta_target(tmp_path, "float32")
-    with pytest.raises(DraftError, match="family eagle for Qwen3MoeForCausalLM"):
+    with pytest.raises(DraftError, match="layers of Qwen3MoeForCausalLM: found no"):
         draft_sizes(RECIPES["eagle"], meta, CACHE)

@@ -22,7 +22,7 @@ from draftsmith.drafts.eagle import EagleHead
 from draftsmith.drafts.medusa import MedusaHeads
 from draftsmith.drafts.settings import TrainedConfig
 from draftsmith.drafts.student import has_own_head, output_rows, own_parameter_names
-from draftsmith.errors import DraftError, TargetError
+from draftsmith.errors import TargetError
 from draftsmith.planning.memory import KnownMasks
 from draftsmith.targets.compatibility import refuse_unservable
 from draftsmith.targets.components import DTYPES, failures_of, load_config
@@ -154,16 +154,8 @@ def draft_sizes(recipe: TrainedConfig, target: PreTrainedModel, cache: CacheShap
     Raises:
         DraftError: The target's class can have no such draft.
     """
-    try:
-        with torch.device("meta"):
-            return _draft_sizes(recipe, target, cache)
-    except ValueError as error:
-        raise DraftError(
-            f"building a draft of family {recipe.family} for {type(target).__name__}",
-            found=" ".join(str(error).split()),
-            expected="a class that such a draft can be built for",
-            remedy="use a recipe of another family for this target",
-        ) from error
+    with torch.device("meta"):
+        return _draft_sizes(recipe, target, cache)
 
 
 def _draft_sizes(recipe: TrainedConfig, target: PreTrainedModel, cache: CacheShape) -> DraftSizes:

@@ -32,7 +32,6 @@ from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 from draftsmith.artifacts import digest_directory, digest_file, digest_json, write_json
 from draftsmith.errors import RegistryError
 from draftsmith.registry import mlflow_leftovers
-from draftsmith.registry.mlflow_connection import unless_done
 from draftsmith.registry.mlflow_figures import parameters
 from draftsmith.registry.pair import PairRecord
 

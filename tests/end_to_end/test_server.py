@@ -59,9 +59,7 @@ class Server(NamedTuple):
 
     def variables(self, user: str) -> dict[str, str]:
         """What a user of it sets."""
-        return tracking_server.client_variables(
-            self.proxy.url, user, PASSWORDS[user], self.root
-        )
+        return tracking_server.client_variables(self.proxy.url, user, PASSWORDS[user], self.root)
 
 
 @pytest.fixture(scope="module")

@@ -238,7 +238,7 @@ def test_a_checkpoint_overwritten_in_place_gets_a_pair_whose_large_files_pass_by
 
 
 def test_a_machine_without_a_key_rolls_back_to_a_target_that_only_the_bucket_holds(
-    elsewhere: Project
+    elsewhere: Project,
 ) -> None:
     moved = elsewhere.cli("rollback", "--reason", "answers were slow")
     assert (moved["quarantined"], moved["champion"]["version"]) == ("2", "1")

@@ -41,6 +41,7 @@ class Watch:
     def __init__(self, monkeypatch):
         self.now, self.outcomes = 0.0, []
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(module, "_free_memory", lambda: None)
         self.source = Source(self)
         metrics = SimpleNamespace(swapped=self.outcomes.append)
         gateway = SimpleNamespace(

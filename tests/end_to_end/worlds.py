@@ -185,7 +185,7 @@ WORLDS: dict[str, World] = {
                 "batch_size": 32,
             },
             "distill": {
-                # Half of the small world's words are names in its questions, which follow no law.
+                # Its questions are drawn at random: learning them, too, takes more steps.
                 "prompt_positions": False,
                 "steps": 150,
                 "batch_size": 8,

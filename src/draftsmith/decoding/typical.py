@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from draftsmith.decoding.acceptance import Proposal, Verdict
+from draftsmith.decoding.batch import to_device
 from draftsmith.decoding.distribution import Distribution, OneHot, draw
 from draftsmith.decoding.tree import Tree, tensors_of
 
@@ -71,4 +72,4 @@ def _paths(tree: Tree, device: torch.device) -> Tensor:
         [*(node + 1 for node in prefix), *[place] * (tree.depth - len(prefix))]
         for place, prefix in enumerate(tree.prefixes)
     ]
-    return torch.tensor(paths, dtype=torch.long, device=device)
+    return to_device(paths, device)

@@ -9,6 +9,7 @@ does. On a CPU alone: an accelerator has an allocator of its own to ask.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import logging
@@ -130,8 +131,13 @@ class Check:
 
 
 def bytes_below(folder: Path) -> int:
-    """Sizes of all files."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Sizes of all files; a checkpoint may be renamed or removed meanwhile."""
+    total = 0
+    for root, _, names in os.walk(folder):  # which passes over folders that are gone
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += (Path(root) / name).stat().st_size
+    return total
 
 
 def compared(

@@ -34,9 +34,7 @@ _WIDTHS = (1, 2, 3, 5, 9, 17)  # measured; those between are interpolated
 _CONTEXTS = (64, 512, 2048)
 _PLAIN = "plain"  # an action: the target without a reader
 _PACKAGES = ("draftsmith", "torch", "transformers")
-_SCHEMA = (
-    3  # of kept costs: since 2 a verification holds the fusing of features, since 3 of width 1
-)
+_SCHEMA = 3  # of kept costs: a verification holds the fusing of features, since 3 at width 1, too
 
 
 @dataclass(frozen=True)

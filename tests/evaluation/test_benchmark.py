@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from draftsmith.artifacts import read_json, write_json
-from draftsmith.decoding import Tree
+from draftsmith.decoding import Trace, Tree
 from draftsmith.evaluation import timing
 from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.arms import Contestants
@@ -101,7 +101,7 @@ class PricedContestants(Contestants):
         self.offered.append(lengths.trees.max_nodes)
         return self._arm("adaptive", max_new_tokens)
 
-    def prompt_lookup(self, draft_length, *, max_new_tokens):
+    def prompt_lookup(self, draft_length, *, max_new_tokens, batch_size=1):
         return self._arm(f"lookup-{draft_length}", max_new_tokens)
 
     def transformers(self, *, max_new_tokens):
@@ -111,13 +111,27 @@ class PricedContestants(Contestants):
         return self._arm(f"assisted-{draft_length}", max_new_tokens)
 
     def _arm(self, name, max_new_tokens):
-        def run(prompts):
-            self.seen.append((name, max_new_tokens, prompts))
-            tokens = max_new_tokens * len(prompts)
-            self.clock.now += tokens * COSTS[name]
-            return tokens
+        return PricedArm(self, name, max_new_tokens)
 
-        return run
+
+@dataclass
+class PricedArm:
+    """Commits its tokens in rounds of as many as its name counts drafts, and the target's own."""
+
+    pair: PricedContestants
+    name: str
+    max_new_tokens: int
+    traces: list[Trace] = field(default_factory=list)
+
+    def __call__(self, prompts):
+        self.pair.seen.append((self.name, self.max_new_tokens, prompts))
+        tokens = self.max_new_tokens * len(prompts)
+        self.pair.clock.now += tokens * COSTS[self.name]
+        committed = 1 + int(self.name.partition("-")[2] or 0)
+        trace = Trace()
+        trace.record(drafted=committed - 1, accepted=committed - 1, committed=committed)
+        self.traces.append(trace)
+        return tokens
 
 
 @pytest.fixture
@@ -196,11 +210,16 @@ class TestEntry:
     def test_the_prediction_follows_from_survival_and_costs(self, bench):
         entry = bench().run(SURVIVAL)
         cost = entry["cost"]
-        assert entry["tau"] == 1 + sum(SURVIVAL.draft[:2])
+        assert entry["expected_tau"] == 1 + sum(SURVIVAL.draft[:2])
         round_ms = 2 * cost["draft_step_ms"] + cost["verify_ms"]["3"]
-        expected = entry["tau"] * cost["target_step_ms"] / round_ms
+        expected = entry["expected_tau"] * cost["target_step_ms"] / round_ms
         assert entry["predicted_speedup"] == pytest.approx(expected)
         assert set(cost["verify_ms"]) == {str(width) for width in range(1, 8)}  # of trees, too
+
+    def test_tau_is_counted_on_what_is_served(self, bench):
+        assert bench().run(SURVIVAL)["tau"] == 3.0  # two drafts and the target's own
+        tree = bench().run(SURVIVAL, Guesses([[0.5, 0.3], [0.5, 0.1]], [100, 50]))
+        assert tree["tau"] == 1 + len(tree["tree"])
 
     def test_a_tree_that_promises_more_is_served_and_measured_beside_the_chain(self, bench):
         """To this clock a verification costs the same whatever its width."""
@@ -209,7 +228,7 @@ class TestEntry:
         tree = Tree(tuple(entry["tree"]))
         assert tree.num_nodes > tree.depth
         assert entry["draft_length"] == tree.depth
-        assert entry["tau"] == pytest.approx(guesses.expected_tokens(tree))
+        assert entry["expected_tau"] == pytest.approx(guesses.expected_tokens(tree))
         assert entry["speedup"]["mean"] == pytest.approx(1 / 0.45, rel=1e-3)
         assert entry["arms"]["chain"]["draft_length"] == 2
         assert entry["ratios"]["speculative_vs_chain"]["mean"] == pytest.approx(
@@ -228,7 +247,7 @@ class TestEntry:
         drafted = tree.depth * cost["draft_step_ms"] + cost["verify_ms"][str(tree.num_nodes + 1)]
         round_ms = 0.5 * drafted + 0.5 * cost["verify_ms"]["6"]
         assert entry["predicted_speedup"] == pytest.approx(
-            entry["tau"] * cost["target_step_ms"] / round_ms
+            entry["expected_tau"] * cost["target_step_ms"] / round_ms
         )
 
     def test_lengths_that_adapt_may_draft_the_tree_of_their_batch(
@@ -248,7 +267,8 @@ class TestEntry:
         entry = bench().run(SURVIVAL, Guesses([[0.5, 0.3], [0.5, 0.1]], [100, 50]))
         assert (entry["tree"], entry["draft_length"]) == ([], 2)
         assert entry["speedup"]["mean"] == pytest.approx(2.0, rel=1e-3)
-        assert entry["tau"] == 1 + sum(SURVIVAL.draft[:2])
+        assert entry["expected_tau"] == 1 + sum(SURVIVAL.draft[:2])
+        assert entry["tau"] == 3.0  # of the chain
         assert entry["arms"]["tree"]["tokens_per_s"] < entry["arms"]["speculative"]["tokens_per_s"]
 
     def test_without_nodes_nothing_but_chains_is_tried(self, bench):
@@ -374,7 +394,7 @@ class TestBench:
         assert {key: entry[key] for key in ("recipe", "draft_digest", "pair_digest")} == {
             key: evaluated[key] for key in ("recipe", "draft_digest", "pair_digest")
         }
-        assert entry["tau"] == 1 + (0.5 + 1.5) / 2
+        assert entry["expected_tau"] == 1 + (0.5 + 1.5) / 2
         assert (entry["lookup_length"], entry["temperature"]) == (2, 0.0)
         assert {"2", "3"} <= set(entry["cost"]["verify_ms"])
         assert phases.names == PHASES

@@ -24,6 +24,7 @@ def measurement(record, *, device="NVIDIA H100", kind="cuda", day="2026-03-01", 
         "batch": [],
         "cost": {"target_step_ms": 9.0, "draft_step_ms": 1.0, "cost_ratio": 0.1, "verify_ms": {}},
         "tau": 1.9,
+        "expected_tau": 1.8,
         "predicted_speedup": speedup,
     }
     return {

@@ -148,7 +148,8 @@ def benchmark():
             "cost_ratio": 0.1698,
         },
         "predicted_speedup": 1.3062,
-        "tau": 1.7123,
+        "tau": 1.6834,
+        "expected_tau": 1.7123,
     }
 
 

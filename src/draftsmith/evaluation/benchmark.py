@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from draftsmith.artifacts import digest_json, read_json, short, write_json
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.decoding import Lengths
+from draftsmith.decoding.trace import block_efficiency
 from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.adaptive import AdaptiveLengths
@@ -43,7 +44,7 @@ from draftsmith.evaluation.timing import Arm, Timings, interleave, speed_ratio
 
 _LOG = logging.getLogger(__name__)
 
-_SCHEMA = 2  # of finished phases; since 2 costs reach as far as copies beside a tree
+_SCHEMA = 3  # of finished phases; since 3 tau is counted
 _COST_CONTEXT = 160  # tokens before an isolated forward: about the middle of a short answer
 # Name -> the arm above and the arm below the line.
 _RATIOS = {
@@ -110,7 +111,7 @@ class PairBench:
             **confirmed,
             "batch": batches["batches"],
             "cost": costs,
-            "tau": served.tau,
+            "expected_tau": served.tau,
             "predicted_speedup": served.predicted_speedup,
         }
 
@@ -191,23 +192,26 @@ class PairBench:
         tokens, length = self.config.max_new_tokens, int(calibration["draft_length"])
         pair = self.contestants
         assisted = calibration["assisted_length"]
+        speculative = pair.engine(served.length, max_new_tokens=tokens, tree=served.tree)
         arms: dict[str, Arm] = {
             "gamma_0": pair.engine(0, max_new_tokens=tokens),
-            "speculative": pair.engine(served.length, max_new_tokens=tokens, tree=served.tree),
-            "prompt_lookup": pair.prompt_lookup(length, max_new_tokens=tokens),
+            "speculative": speculative,
+            "prompt_lookup": pair.prompt_lookup(pair.lookup_length or length, max_new_tokens=tokens),
             "transformers_generate": pair.transformers(max_new_tokens=tokens),
         }
+        chain = pair.engine(length, max_new_tokens=tokens)
         if served.tree is not None:
-            arms["chain"] = pair.engine(length, max_new_tokens=tokens)
+            arms["chain"] = chain
         if assisted is not None:
             arms["transformers_assisted"] = pair.assisted(assisted, max_new_tokens=tokens)
         groups = [[ids] for ids in self._confirmation_prompts]
         timings = interleave(arms, groups, self.on_phase("confirmation", len(groups)))
+        traces = speculative.traces
         drafts_tree = served.tree is not None
         if drafts_tree and self._ratio(timings, "speculative", "chain")["mean"] < 1:
             # Measured slower than it promised to be faster.
             timings["tree"], timings["speculative"] = timings["speculative"], timings.pop("chain")
-            drafts_tree = False
+            drafts_tree, traces = False, chain.traces
         entries: dict[str, Any] = {
             name: {"tokens_per_s": timing.tokens_per_s} for name, timing in timings.items()
         }
@@ -217,6 +221,7 @@ class PairBench:
             entries["transformers_assisted"]["draft_length"] = assisted
         return {
             "drafts_tree": drafts_tree,
+            "tau": block_efficiency(traces),
             "speedup": self._ratio(timings, "speculative", "gamma_0"),
             "arms": entries,
             "ratios": {

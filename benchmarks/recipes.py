@@ -1,8 +1,9 @@
 """What each recipe's draft is worth: trained on one corpus, judged on one machine in one run.
 
-Reads a project whose corpus stage has run; its settings hold but for the recipes and the number of
-steps. A draft that is there already is not trained again, and its judgement is kept, so a run that
-was killed goes on where it stopped.
+Reads a project whose corpus stage has run; its settings hold but for what a row says
+(`benchmarks/recipe_rows.py`). Drafts of the project that were trained alike are taken over, nothing
+is trained or judged twice, so a run that was killed goes on where it stopped. The first row is
+prompt lookup, which needs no draft.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import any_pair
+from benchmarks.copies import Copies
 from benchmarks.measuring import table
+from benchmarks.recipe_rows import FORM, RECIPES, Row, row_of
 from draftsmith import provenance
-from draftsmith.artifacts import atomic_directory, read_json, write_json
+from draftsmith.artifacts import atomic_directory, digest_json, read_json, short, write_json
 from draftsmith.config import load_section
 from draftsmith.console import Progress, count_phase
 from draftsmith.corpus.chat import make_chat
@@ -29,40 +32,18 @@ from draftsmith.corpus.rollouts import Rollout
 from draftsmith.distillation.run import Distillation
 from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.warm_start import DraftSource
-from draftsmith.drafts.checkpoint import load_draft
+from draftsmith.drafts.checkpoint import copy_draft, load_draft
 from draftsmith.drafts.manifest import read_manifest
-from draftsmith.drafts.settings import EagleConfig, MedusaConfig, StudentConfig, TrainedConfig
+from draftsmith.drift.prediction import break_even_alpha
 from draftsmith.errors import DraftsmithError
+from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.benchmark import Bench
 from draftsmith.evaluation.record import Evaluator
 from draftsmith.evaluation.settings import BenchmarkConfig, EvaluationConfig
 from draftsmith.targets.loading import LoadedTarget, load_by_digest
 
-TRIMMED, WHOLE = 8192, 0
 BATCH_SIZES = (1, 4, 8, 16)
-
-
-def _student(layers: tuple[int, ...], vocabulary_size: int) -> StudentConfig:
-    return StudentConfig("student", layers, vocabulary_size)
-
-
-def _eagle(vocabulary_size: int, unroll: int = 2) -> EagleConfig:
-    return EagleConfig("eagle", (), vocabulary_size, unroll, 0.8)
-
-
-RECIPES: dict[str, TrainedConfig] = {
-    "student, 1 layer, 8k": _student((0,), TRIMMED),
-    "student, 2 layers, 8k": _student((0, -1), TRIMMED),
-    "student, 4 layers, 8k": _student((0, 1, -2, -1), TRIMMED),
-    "student, 2 layers": _student((0, -1), WHOLE),
-    "eagle, 8k": _eagle(TRIMMED),
-    "eagle, 8k, unroll 4": _eagle(TRIMMED, 4),
-    "eagle, 8k, own head": dataclasses.replace(_eagle(TRIMMED), own_head=True),
-    "eagle": _eagle(WHOLE),
-    "medusa, 8k": MedusaConfig(
-        "medusa", 4, 1, own_heads=False, vocabulary_size=TRIMMED, head_decay=0.8
-    ),
-}
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,139 +52,221 @@ class Comparison:
 
     Attributes:
         project: Folder of the project.
-        work: Where drafts, checkpoints and judgements are kept.
+        work: Where drafts, checkpoints and judgements are kept, by all that decides them.
         target: The project's target.
         corpus: Digest and rollouts.
-        distill: Settings of every training.
-        source: A draft that the trainings go on from; None starts from the target.
+        evaluation: The project's evaluation section.
+        benchmark: Its benchmark section, with the batch sizes of the table.
     """
 
     project: Path
     work: Path
     target: LoadedTarget
     corpus: tuple[str, dict[str, list[Rollout]]]
-    distill: DistillConfig
-    source: DraftSource | None = None
+    evaluation: EvaluationConfig
+    benchmark: BenchmarkConfig
 
-    def entry(self, name: str, recipe: TrainedConfig) -> dict[str, Any]:
-        """What a recipe's draft costs and gives."""
-        kept = self._folder(name) / "entry.json"
+    def entry(self, row: Row) -> dict[str, Any]:
+        """What a row's draft costs and gives."""
+        kept = self._folder(row) / f"entry-{self._judged_by(self.evaluation)}.json"
         if not kept.exists():
-            seconds = self._train(name, recipe)
-            write_json(kept, self._judge(name) | {"training_s": seconds})
+            facts = self._trained(row)
+            write_json(kept, facts | self._judge(self._folder(row) / "draft"))
         return read_json(kept)
 
-    def _folder(self, name: str) -> Path:
-        kind = name.replace(",", "").replace(" ", "-")
-        suffix = "" if self.source is None else "-warm"
-        return self.work / f"{kind}-{self.distill.steps}{suffix}"
+    def _judged_by(self, *more: EvaluationConfig) -> str:
+        """What a judgement rests on besides the draft."""
+        settings = [asdict(section) for section in (self.benchmark, *more)]
+        digests = [self.target.identity.digest, self.corpus[0]]
+        return short(digest_json([digests, settings, provenance.device()]))
 
-    def _train(self, name: str, recipe: TrainedConfig) -> float:
-        """Seconds of the training; of its last part where it was killed."""
-        folder = self._folder(name)
-        if not (folder / "draft").exists():
-            start = time.perf_counter()
-            job = Distillation(name, recipe, self.distill, self.target, *self.corpus, self.source)
-            bar = Progress(f"distil {name}", self.distill.steps, unit="steps")
-            with atomic_directory(folder / "draft") as draft:
-                job.run(draft, self.work / "partial", on_step=bar.on_step)
-            write_json(folder / "training.json", {"seconds": time.perf_counter() - start})
-        return float(read_json(folder / "training.json")["seconds"])
+    def _folder(self, row: Row) -> Path:
+        return self.work / row.folder(self.target.identity.digest, self.corpus[0])
 
-    def _judge(self, name: str) -> dict[str, Any]:
-        config = self.project / "build/config.yaml"
-        stop_ids = make_chat(self.target.model, self.target.tokenizer).stop_ids
-        rollouts = self.corpus[1]["eval"]
-        evaluation = load_section(config, "evaluation", EvaluationConfig)
-        evaluator = Evaluator(
-            evaluation, self.target.model, self.target.identity, rollouts, stop_ids, count_phase
-        )
-        folder = self._folder(name) / "draft"
-        evaluated = evaluator.evaluate(folder)
-        settings = load_section(config, "benchmark", BenchmarkConfig)
-        settings = dataclasses.replace(settings, batch_sizes=BATCH_SIZES)
-        draft = load_draft(folder, self.target.model, target_digest=None)
-        measured = Bench(settings, self.target.model, stop_ids, rollouts, count_phase).measure(
-            draft, evaluated, device=provenance.device(), partial=self.work / "partial/benchmark"
-        )
-        return summary(evaluated, measured) | {
-            "trained_parameters": read_manifest(folder).training["trained_parameters"],
-            "steps": self.distill.steps,
+    def _trained(self, row: Row) -> dict[str, Any]:
+        """The draft in the row's folder; its seconds are None where it was taken over."""
+        folder, clock = self._folder(row), StepClock()
+        if not folder.exists():
+            alike = self._trained_alike(row)
+            with atomic_directory(folder) as made:
+                draft = made / "draft"
+                draft.mkdir()
+                if alike is None:
+                    self._train(row, draft, clock)
+                else:
+                    copy_draft(alike, draft)
+                write_json(made / "training.json", {"seconds": clock.seconds(row.config.steps)})
+        facts = read_manifest(folder / "draft").training
+        return {
+            "training_s": read_json(folder / "training.json")["seconds"],
+            "trained_parameters": facts["trained_parameters"],
+            "held_out_coverage": facts["held_out_coverage"],
+            "steps": row.config.steps,
         }
+
+    def _trained_alike(self, row: Row) -> Path | None:
+        """A draft of the project that this training would give, too."""
+        wanted = (row.digest, self.target.identity.digest, row.corpus(self.corpus)[0])
+        places = ("models/drafts/*", "models/champions/*/draft")
+        for folder in (found for place in places for found in self.project.glob(place)):
+            draft = read_manifest(folder)
+            if (draft.recipe_digest, draft.target_digest, draft.corpus_digest) == wanted:
+                _LOG.info("recipe=%s state=taken_over from=%s", row.name, folder)
+                return folder
+        return None
+
+    def _train(self, row: Row, draft: Path, clock: StepClock) -> None:
+        bar = Progress(f"distil {row.name}", row.config.steps, unit="steps")
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            clock.tick(step)
+            bar.on_step(step, metrics)
+
+        corpus = row.corpus(self.corpus)
+        job = Distillation(row.slug, row.recipe, row.config, self.target, *corpus, row.source)
+        job.run(draft, self.work / "partial", on_step=on_step)
+
+    def _judge(self, draft: Path) -> dict[str, Any]:
+        rollouts = self.corpus[1]["eval"]
+        stop_ids = make_chat(self.target.model, self.target.tokenizer).stop_ids
+        model, identity = self.target.model, self.target.identity
+        evaluator = Evaluator(self.evaluation, model, identity, rollouts, stop_ids, count_phase)
+        evaluated = evaluator.evaluate(draft)
+        bench = Bench(self.benchmark, model, stop_ids, rollouts, count_phase)
+        partial = self.work / "partial/benchmark"
+        loaded = load_draft(draft, model, target_digest=None)
+        measured = bench.measure(loaded, evaluated, device=provenance.device(), partial=partial)
+        return summary(evaluated, measured)
+
+    def prompt_lookup(self) -> dict[str, Any]:
+        """What copies alone give: the best length by batch size."""
+        kept = self.work / f"lookup-{self._judged_by()}.json"
+        if not kept.exists():
+            write_json(kept, self._copies())
+        return read_json(kept)
+
+    def _copies(self) -> dict[str, Any]:
+        unique = {r.prompt_id: (r.domain, r.prompt_ids) for r in self.corpus[1]["eval"]}
+        prompts = in_turn([(name, domain, ids) for name, (domain, ids) in unique.items()])
+        stop_ids = make_chat(self.target.model, self.target.tokenizer).stop_ids
+        engines = Copies(self.target.model, stop_ids, self.benchmark)
+        rest = prompts[self.benchmark.calibration_prompts :][: self.benchmark.prompts]
+        return {str(size): engines.measured(rest, size) for size in self.benchmark.batch_sizes}
+
+
+class StepClock:
+    """Seconds of a training's steps: what comes before the first one is shared by recipes."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, float] | None = None
+        self._last = (0, 0.0)
+
+    def tick(self, step: int) -> None:
+        """A step is done."""
+        self._last = (step, time.perf_counter())
+        self._first = self._first or self._last
+
+    def seconds(self, steps: int) -> float | None:
+        """Of so many steps at the pace that was seen; None where none was."""
+        if self._first is None or self._first[0] == self._last[0]:
+            return None
+        (first, start), (last, end) = self._first, self._last
+        return (end - start) / (last - first) * steps
 
 
 def summary(evaluated: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of the table, of a recipe's entries in both reports."""
+    """The columns of the table and what they come from, of a draft's entries in both reports."""
+    taken = (
+        *("draft_length", "tree", "tau", "expected_tau", "predicted_speedup", "speedup"),
+        *("calibration", "cost", "ratios", "arms", "batch"),
+    )
     return {
-        "alpha": {key: value["mean"] for key, value in evaluated["alpha"].items()},
+        "alpha": evaluated["alpha"],
         "survival": evaluated["survival"],
-        "draft_length": measured["draft_length"],
-        "tree": measured["tree"],
-        "tau": measured["tau"],
-        "cost_ratio": measured["cost"]["cost_ratio"],
-        "predicted_speedup": measured["predicted_speedup"],
-        "speedup": measured["speedup"],
-        "ratios": measured["ratios"],
-        "batch": measured["batch"],
-        "prompt_lookup_tokens_per_s": measured["arms"]["prompt_lookup"]["tokens_per_s"],
-        "gamma_0_tokens_per_s": measured["arms"]["gamma_0"]["tokens_per_s"],
+        "copied": evaluated["copied"],
+        "guesses": evaluated.get("guesses", {}),
+        "break_even_alpha": break_even_alpha(measured),
         "digest": evaluated["draft_digest"],
         "losslessness": evaluated["losslessness"]["holds"],
-    }
+    } | {name: measured[name] for name in taken}
 
 
-def shown(entries: Mapping[str, Mapping[str, Any]]) -> str:
+def shown(lookup: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> str:
     """The table as text."""
-    rows = []
-    for name, entry in entries.items():
-        batches = {int(e["batch_size"]): e["speedup"] for e in entry["batch"]}
-        drafts = f"tree {len(entry['tree'])}" if entry["tree"] else str(entry["draft_length"])
-        speedup = "{mean:.2f} ({low:.2f} to {high:.2f})".format(**entry["speedup"])
-        rows.append(
-            [
-                name,
-                f"{entry['trained_parameters'] / 1e6:.1f} M",
-                f"{entry['training_s']:.0f}",
-                *(f"{value:.3f}" for value in entry["alpha"].values()),
-                drafts,
-                f"{entry['tau']:.2f}",
-                f"{entry['cost_ratio']:.3f}",
-                speedup,
-                *(f"{batches[size]:.2f}" for size in BATCH_SIZES[1:]),
-            ]
-        )
-    temperatures = [f"alpha at {key}" for key in next(iter(entries.values()))["alpha"]]
-    sizes = [f"batch {size}" for size in BATCH_SIZES[1:]]
-    columns = ("draft", "tau", "c", "speedup, batch 1", *sizes)
-    return table(["recipe", "trained", "seconds", *temperatures, *columns], rows)
+    temperatures = list(next(iter(entries.values()))["alpha"])
+    sizes = [size for size in lookup if size != "1"]
+    head = ["recipe", "trained", "seconds", *(f"alpha at {key}" for key in temperatures), "pays at"]
+    head += ["draft", "tau", "c", "speedup, batch 1", *(f"batch {size}" for size in sizes)]
+    single = lookup["1"]
+    first = ["prompt lookup", "0", "0", *("" for _ in temperatures), ""]
+    first += [f"copies {single['copy_length']}", f"{single['tau']:.2f}", "0"]
+    first += [_interval(single["speedup"]), *(_times(lookup[n]["speedup"]) for n in sizes)]
+    return table(head, [first, *(_cells(name, entry, sizes) for name, entry in entries.items())])
+
+
+def _cells(name: str, entry: Mapping[str, Any], sizes: Sequence[str]) -> list[str]:
+    batches = {str(e["batch_size"]): e["speedup"] for e in entry["batch"]}
+    drafts = f"tree {len(entry['tree'])}" if entry["tree"] else str(entry["draft_length"])
+    seconds, least = entry["training_s"], entry["break_even_alpha"]
+    return [
+        name,
+        f"{entry['trained_parameters'] / 1e6:.1f} M",
+        "taken over" if seconds is None else f"{seconds:.0f}",
+        *(f"{value['mean']:.3f}" for value in entry["alpha"].values()),
+        "never" if least is None else f"{least:.3f}",
+        drafts,
+        f"{entry['tau']:.2f}",
+        f"{entry['cost']['cost_ratio']:.3f}",
+        _interval(entry["speedup"]),
+        *(f"{batches[size]:.2f}" for size in sizes),
+    ]
+
+
+def _interval(estimate: Mapping[str, Any]) -> str:
+    return "{mean:.2f} ({low:.2f} to {high:.2f})".format(**estimate)
+
+
+def _times(estimate: Mapping[str, Any]) -> str:
+    return f"{estimate['mean']:.2f}"
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--project", type=Path, default=Path(), help="default: this folder")
-    parser.add_argument("--work", type=Path, default=Path("build/partial/recipes"))
-    parser.add_argument("--steps", type=int, help="of every training; default: the project's")
-    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=[*RECIPES])
-    parser.add_argument("--warm-start", type=Path, help="folder of a draft to go on from")
-    parser.add_argument("--out", type=Path, help="JSON; default: docs/measurements/recipes-*.json")
+    parser.add_argument("--work", type=Path, help="default: build/partial/recipes of the project")
+    parser.add_argument("--steps", type=int, help="where a row has none; default: the project's")
+    parser.add_argument(
+        "--recipes",
+        nargs="+",
+        default=[*RECIPES],
+        metavar="ROW",
+        help=f"{FORM}; RECIPE one of {'; '.join(RECIPES)}; default: all of them",
+    )
+    parser.add_argument("--warm-start", type=Path, help="folder of the draft that warm rows go on from")
+    parser.add_argument("--out", type=Path, help="JSON; default: docs/measurements/recipe-table-*.json")
     return parser.parse_args(argv)
 
 
-def _comparison(arguments: argparse.Namespace) -> Comparison:
-    project: Path = arguments.project
-    distill = load_section(project / "build/config.yaml", "distill", DistillConfig)
+def _rows(arguments: argparse.Namespace, project: Path) -> list[Row]:
+    config = load_section(project / "build/config.yaml", "distill", DistillConfig)
     if arguments.steps is not None:
-        warmup = min(distill.warmup_steps, arguments.steps)
-        distill = dataclasses.replace(distill, steps=arguments.steps, warmup_steps=warmup)
-    digest = read_json(project / "build/target.json")["digest"]
+        warmup = min(config.warmup_steps, arguments.steps)
+        config = dataclasses.replace(config, steps=arguments.steps, warmup_steps=warmup)
     source = arguments.warm_start and DraftSource(arguments.warm_start, "")
+    return [row_of(name, config, source) for name in arguments.recipes]
+
+
+def _comparison(arguments: argparse.Namespace, project: Path) -> Comparison:
+    config = project / "build/config.yaml"
+    digest = read_json(project / "build/target.json")["digest"]
+    benchmark = load_section(config, "benchmark", BenchmarkConfig)
     return Comparison(
         project,
-        arguments.work,
+        arguments.work or project / "build/partial/recipes",
         load_by_digest(project / "models/targets", digest),
         read_corpus(project / "data/corpus"),
-        distill,
-        source,
+        load_section(config, "evaluation", EvaluationConfig),
+        dataclasses.replace(benchmark, batch_sizes=BATCH_SIZES),
     )
 
 
@@ -212,16 +275,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     arguments = _arguments(argv)
     device = provenance.device()
-    path = arguments.out or any_pair.place("recipes", device)
+    path = arguments.out or any_pair.place("recipe-table", device)
+    entries: dict[str, Any] = {}
     try:
-        comparison = _comparison(arguments)
-        entries = {}
-        for name in arguments.recipes:
-            entries[name] = comparison.entry(name, RECIPES[name])
-            report = {"schema": 1, "device": device, "recipes": entries}
-            origin = {"corpus_digest": comparison.corpus[0]}
-            write_json(path, report | origin | {"provenance": provenance.collect(0)})
-            sys.stdout.write(f"{shown(entries)}\n")
+        rows = _rows(arguments, arguments.project)
+        comparison = _comparison(arguments, arguments.project)
+        lookup = comparison.prompt_lookup()
+        origin = {
+            "schema": 2,
+            "device": device,
+            "corpus_digest": comparison.corpus[0],
+            "target_digest": comparison.target.identity.digest,
+            "prompt_lookup": lookup,
+        }
+        for row in rows:
+            entries[row.name] = comparison.entry(row)
+            written = {"recipes": entries, "provenance": provenance.collect(0)}
+            write_json(path, origin | written)
+            sys.stdout.write(f"{shown(lookup, entries)}\n")
+            sys.stdout.flush()
     except DraftsmithError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -101,7 +101,7 @@ class PricedContestants(Contestants):
         self.offered.append(lengths.trees.max_nodes)
         return self._arm("adaptive", max_new_tokens)
 
-    def prompt_lookup(self, draft_length, *, max_new_tokens, batch_size=1):
+    def prompt_lookup(self, draft_length, *, max_new_tokens):
         return self._arm(f"lookup-{draft_length}", max_new_tokens)
 
     def transformers(self, *, max_new_tokens):

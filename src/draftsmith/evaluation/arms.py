@@ -155,11 +155,9 @@ class Contestants:
         proposer = LookupFirstProposer(drafter, lengths)
         return self._arm(proposer, max(lengths.limit), max_new_tokens, batch_size)
 
-    def prompt_lookup(
-        self, draft_length: int, *, max_new_tokens: int, batch_size: int = 1
-    ) -> EngineArm:
+    def prompt_lookup(self, draft_length: int, *, max_new_tokens: int) -> EngineArm:
         """Our engine with the free baseline, which copies up to `draft_length` tokens."""
-        return self._arm(PromptLookupProposer(), draft_length, max_new_tokens, batch_size)
+        return self._arm(PromptLookupProposer(), draft_length, max_new_tokens, 1)
 
     def _arm(self, proposer: Proposer, length: int, max_new_tokens: int, rows: int) -> EngineArm:
         target = SlotModel(self.target, self.steps)

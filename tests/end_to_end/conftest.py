@@ -49,16 +49,17 @@ class Project:
         """Socket of the server behind the shim."""
         return self.shims / "socket"
 
-    def configure(self, recipe: str = "student", **sections: Mapping[str, Any]) -> None:
+    def configure(self, *recipes: str, **sections: Mapping[str, Any]) -> None:
         """Write params.yaml: the small budgets, with keys of `sections` over them."""
+        recipes = recipes or ("student",)
         override = copy.deepcopy(self.world.override)
         drafts = override.get("drafts", {})
-        override["drafts"] = {name: keys for name, keys in drafts.items() if name == recipe}
+        override["drafts"] = {name: keys for name, keys in drafts.items() if name in recipes}
         for name, keys in sections.items():
             override.setdefault(name, {}).update(keys)
         params = {
             "groups": {"target": "default"},
-            "recipes": [recipe],
+            "recipes": [*recipes],
             "override": override,
         }
         (self.root / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")

@@ -56,3 +56,23 @@ def test_a_light_update_keeps_the_head(warm: Project, recipe: str, checkpoints: 
     _repro(warm, recipe, light)
     assert warm.report("reports/incumbent.json")["verdict"] == "matched"
     assert warm.report("build/start.json")["recipes"][recipe]["action"] == "reuse"
+
+
+def test_the_faster_of_two_recipes_is_promoted(warm: Project, checkpoints: Path) -> None:
+    """Both are distilled and measured in one run, and the report says why one of them lost."""
+    registry = {"name": "both-pair", "experiment": "both-pair"}
+    source = {"source": str(checkpoints / "home")}
+    warm.configure("eagle", "medusa", target=source, registry=registry)
+    done = warm.repro()
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    measured = warm.report("reports/benchmark.json")["recipes"]
+    speeds = {name: entry["speedup"]["mean"] for name, entry in measured.items()}
+    slower, faster = sorted(speeds, key=lambda name: speeds[name])
+    registered = warm.report("reports/registration.json")
+    assert registered["recipe"] == faster
+    assert registered["losers"] == {
+        slower: f"measured speedup {speeds[slower]:.3f}, below {speeds[faster]:.3f} of {faster}"
+    }
+    assert registered["losers"][slower] in (warm.root / "reports/report.html").read_text()
+    (pair,) = warm.cli("pairs")
+    assert pair["aliases"] == ["challenger", "champion"]

@@ -1,4 +1,4 @@
-"""The rows that the table of recipes can have: what is trained, for how long, from what and on what.
+"""The rows of the table of recipes: what is trained, for how long, from what and on what.
 
 `RECIPE`, then what differs from the project's settings: `@STEPS`, `without DOMAIN` (its training
 prompts are left out), and `warm ` in front where a draft is trained on.
@@ -26,7 +26,9 @@ from draftsmith.errors import ConfigError
 
 TRIMMED, WHOLE = 8192, 0
 FORM = "[warm ]RECIPE[@STEPS][ without DOMAIN]"
-_ROW = re.compile(r"(?P<warm>warm )?(?P<recipe>.+?)(@(?P<steps>[1-9]\d*))?( without (?P<domain>.+))?")
+_ROW = re.compile(
+    r"(?P<warm>warm )?(?P<recipe>.+?)(@(?P<steps>[1-9]\d*))?( without (?P<domain>.+))?"
+)
 
 Corpus = tuple[str, dict[str, list[Rollout]]]
 

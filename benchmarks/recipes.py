@@ -242,8 +242,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="ROW",
         help=f"{FORM}; RECIPE one of {'; '.join(RECIPES)}; default: all of them",
     )
-    parser.add_argument("--warm-start", type=Path, help="folder of the draft that warm rows go on from")
-    parser.add_argument("--out", type=Path, help="JSON; default: docs/measurements/recipe-table-*.json")
+    parser.add_argument(
+        "--warm-start", type=Path, help="folder of the draft that warm rows go on from"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="JSON; default: docs/measurements/recipe-table-*.json"
+    )
     return parser.parse_args(argv)
 
 

@@ -109,9 +109,7 @@ def test_a_domain_that_is_left_out_is_not_trained_on(project, tmp_path, rollouts
     domain = sorted({rollout.domain for rollout in rollouts})[0]
     status, out = run(project, tmp_path, rows=["student", f"student without {domain}"])
     assert status == 0
-    whole, without = (
-        read_manifest(folder) for folder in drafts_of(tmp_path, "student")
-    )
+    whole, without = (read_manifest(folder) for folder in drafts_of(tmp_path, "student"))
     assert whole.corpus_digest != without.corpus_digest
     assert whole.recipe_digest == without.recipe_digest
     tokens = [draft.training["predicted_tokens"] for draft in (whole, without)]

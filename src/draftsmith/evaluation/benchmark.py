@@ -196,7 +196,9 @@ class PairBench:
         arms: dict[str, Arm] = {
             "gamma_0": pair.engine(0, max_new_tokens=tokens),
             "speculative": speculative,
-            "prompt_lookup": pair.prompt_lookup(pair.lookup_length or length, max_new_tokens=tokens),
+            "prompt_lookup": pair.prompt_lookup(
+                pair.lookup_length or length, max_new_tokens=tokens
+            ),
             "transformers_generate": pair.transformers(max_new_tokens=tokens),
         }
         chain = pair.engine(length, max_new_tokens=tokens)
@@ -221,7 +223,7 @@ class PairBench:
             entries["transformers_assisted"]["draft_length"] = assisted
         return {
             "drafts_tree": drafts_tree,
-            "tau": block_efficiency(traces),
+            "tau": block_efficiency(traces[1:]),  # without the untimed first run
             "speedup": self._ratio(timings, "speculative", "gamma_0"),
             "arms": entries,
             "ratios": {

@@ -213,6 +213,35 @@ def test_two_processes_that_move_the_champion_take_turns(world, actions, ends):
     assert store.resolve("@champion").quarantine is None
 
 
+def test_a_rollback_waits_for_no_upload(world, monkeypatch):
+    root, upload, ended = world("uploading"), mlflow_upload.upload, []
+
+    def slow_upload(*given):
+        ended.append(dying.run(root, "rollback"))
+        return upload(*given)
+
+    monkeypatch.setattr(mlflow_upload, "upload", slow_upload)
+    store = PairStore(root, CONFIG)
+    dying.register(store, root)
+    assert ended == [0]
+    assert store.champion().version == "1"
+    assert store.challenger().version == "5"
+    require_sound(store, root / "fetched")
+
+
+def test_two_uploads_of_one_pair_take_turns(world):
+    root = world("twice")
+    with FileLock(root / "mlflow.db.uploads.lock"):  # until both are waiting
+        children = [dying.start(root, "register") for _ in range(2)]
+        for child in children:
+            child.join(0.5)
+            assert child.is_alive()
+    for child in children:
+        child.join(120)
+        assert child.exitcode == 0
+    require_done("register", PairStore(root, CONFIG), root)
+
+
 def big_files(folder, size=6 << 20):
     draft_dir, evidence = make_files(folder)
     write_text(draft_dir / "model.safetensors", "w" * size)

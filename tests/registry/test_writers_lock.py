@@ -59,9 +59,10 @@ def lock(**changes):
     return writers_lock(None, **(SERVER | changes))
 
 
-def test_another_model_or_server_has_a_lock_of_its_own():
+def test_another_model_or_server_and_uploads_have_a_lock_of_their_own():
     assert lock().lock_file == lock(address=SERVER["address"] + "/").lock_file
     others = [lock(name="other"), lock(address="https://elsewhere.example.org")]
+    others.append(lock(uploads=True))
     with held(lock()):
         for other in others:
             with held(other):

@@ -121,6 +121,8 @@ class Connection:
     """A checked connection to one MLflow registry.
 
     Attributes:
+        lock: Of those who write versions, tags and aliases.
+        uploads: Of those who upload.
         artifact_location: Where a new experiment keeps its files; None lets the server decide.
     """
 
@@ -128,11 +130,16 @@ class Connection:
     registry_uri: str
     client: MlflowClient
     lock: FileLock
+    uploads: FileLock
     artifact_location: str | None
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Keep all other writers out; see `held`."""
+        """Keep all other writers out but for uploads; see `held`."""
         return held(self.lock)
+
+    def uploading(self) -> contextlib.AbstractContextManager[None]:
+        """Keep all other uploads out; see `held`. Taken before the other lock, never after it."""
+        return held(self.uploads)
 
     @contextlib.contextmanager
     def bound(self) -> Iterator[None]:
@@ -150,7 +157,7 @@ class Connection:
                 os.environ[TRACKING_VARIABLE] = variable
 
     def experiment_id(self, name: str) -> str:
-        """The id of the experiment, which is created at need; call with the lock held."""
+        """The id of the experiment, which is created at need; call with a lock held."""
         found = self.client.get_experiment_by_name(name)
         if found is not None:
             return str(found.experiment_id)
@@ -179,15 +186,16 @@ def connect(root: Path, *, name: str = "") -> Connection:
     registry_uri = os.environ.get(REGISTRY_VARIABLE) or uri
     database = _database(uri)
     location = (database.parent / "mlartifacts").as_uri() if database is not None else None
-    lock = writers_lock(database, address=redact(uri), name=name)
+    lock, uploads = (
+        writers_lock(database, address=redact(uri), name=name, uploads=which)
+        for which in (False, True)
+    )
     with translated("connecting to the registry"):
         if database is not None and not database.exists():
             with held(lock):
                 _make_schema(database)
         client = _reach(uri, registry_uri)
-    return Connection(
-        uri=uri, registry_uri=registry_uri, client=client, lock=lock, artifact_location=location
-    )
+    return Connection(uri, registry_uri, client, lock, uploads, location)
 
 
 def _make_schema(database: Path) -> None:

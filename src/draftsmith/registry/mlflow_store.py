@@ -1,7 +1,8 @@
 """The store of pairs: idempotent registration, fetching, and the door to aliases.
 
-The only way into the registry. Versions and tags are written first and aliases last, under one
-lock. Knows nothing of how a pair was measured or why it is promoted.
+The only way into the registry. Uploads come first, under a lock of their own; then versions and
+tags are written, and aliases last, under another. Knows nothing of how a pair was measured or why
+it is promoted.
 """
 
 from __future__ import annotations
@@ -174,12 +175,13 @@ class PairStore:
             target_dir=self._included_target(pair),
             tags=tags,
         )
-        with translated(f"registering {pair.draft.recipe}"), self._connection.locked():
-            known = self._only_version(pair.digest)
-            if known is None:
-                return self._create(files)
-            self._refresh(known, files)
-            return str(known.version)
+        with translated(f"registering {pair.draft.recipe}"), self._connection.uploading():
+            with self._connection.locked():
+                known = self._only_version(pair.digest)
+                if known is not None:
+                    self._refresh(known, files)
+                    return str(known.version)
+            return self._create(files)
 
     def _only_version(self, pair_digest: str, run_id: str | None = None) -> ModelVersion | None:
         """The oldest intact version of a pair; its repeats, and those of `run_id`, are deleted.
@@ -222,14 +224,16 @@ class PairStore:
         with self._connection.bound():
             run_id, model_id, saved = mlflow_upload.upload(self._connection, experiment_id, files)
             mlflow_figures.log_pair(self._client, run_id, model_id, files)
-            self._create_version(
-                run_id,
-                model_id,
-                tags={**all_tags, MODEL_TAG: saved},
-                told=description.unjudged(files.record, files.tags),
-            )
+            with self._connection.locked():
+                self._create_version(
+                    run_id,
+                    model_id,
+                    tags={**all_tags, MODEL_TAG: saved},
+                    told=description.unjudged(files.record, files.tags),
+                )
         self._client.set_terminated(run_id, status="FINISHED")
-        known = self._only_version(files.record.digest, run_id)
+        with self._connection.locked():
+            known = self._only_version(files.record.digest, run_id)
         assert known is not None  # it was just created
         version = str(known.version)
         _LOG.info("event=registered name=%s version=%s", self.name, version)

@@ -1,6 +1,7 @@
-"""The lock of those who write to a registry: MLflow numbers versions and moves aliases without one.
+"""The locks of those who write to a registry: MLflow numbers versions and moves aliases without one.
 
-Readers take none: an upload holds it for as long as it lasts. Knows no MLflow.
+Readers take none. An upload lasts for minutes, so it has a lock of its own: a rollback waits for
+none. Who needs both takes that of uploads first. Knows no MLflow.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from draftsmith.errors import RegistryError
 _TIMEOUT_S = 1800.0
 
 
-def writers_lock(database: Path | None, *, address: str, name: str) -> FileLock:
-    """The lock of a registry; nothing is written yet.
+def writers_lock(
+    database: Path | None, *, address: str, name: str, uploads: bool = False
+) -> FileLock:
+    """A lock of a registry; nothing is written yet.
 
     A database is one file, and so is its lock, beside it. A server's lock is this user's, whatever
     the project: a file in the project would keep no other clone out, and could be cleaned away.
@@ -27,14 +30,16 @@ def writers_lock(database: Path | None, *, address: str, name: str) -> FileLock:
     Args:
         database: The registry's sqlite file; None for a server.
         address: Of the server, without credentials.
-        name: The registered model; each of a server's has a lock of its own.
+        name: The registered model; each of a server's has locks of its own.
+        uploads: The lock of uploads, not that of versions, tags and aliases.
     """
+    suffix = ".uploads.lock" if uploads else ".lock"
     if database is not None:
-        path = database.with_name(f"{database.name}.lock")
+        path = database.with_name(f"{database.name}{suffix}")
     else:
         states = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         digest = digest_json({"address": address.rstrip("/"), "name": name})
-        path = Path(states) / "draftsmith" / "locks" / f"{short(digest)}.lock"
+        path = Path(states) / "draftsmith" / "locks" / f"{short(digest)}{suffix}"
     # One object a path: who holds the lock can take it again.
     return FileLock(path, timeout=_TIMEOUT_S, is_singleton=True)
 

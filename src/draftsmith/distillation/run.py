@@ -238,6 +238,7 @@ class Distillation:
         return (
             {
                 "steps": self.settings.steps,
+                "steps_done": int(outcome.history[-1]["step"]),  # fewer where it stopped early
                 "batch_size": self.config.batch_size,
                 "seed": self.config.seed,
                 "predicted_tokens": outcome.num_tokens,

@@ -187,10 +187,11 @@ def test_a_draft_is_distilled_from_the_largest_probabilities(job, tmp_path):
     assert folder not in (tmp_path / "partial" / "signals").iterdir()
 
 
-def test_layers_computed_again_give_the_same_draft(job, tmp_path):
+@pytest.mark.parametrize("recipe", [RECIPE, HEAD, HEADS], ids=["student", "eagle", "medusa"])
+def test_what_is_computed_again_gives_the_same_draft(job, recipe, tmp_path):
     again = dataclasses.replace(CONFIG, gradient_checkpointing=True)
     plain, other = (
-        run(job(config), tmp_path / name, tmp_path / "partial")
+        run(job(config, recipe), tmp_path / name, tmp_path / "partial")
         for name, config in (("a", CONFIG), ("b", again))
     )
     assert other == plain

@@ -21,7 +21,8 @@ class DistillConfig:
             than `steps` only those count.
         batch_size: Sequences an optimizer step, over all accumulation steps and processes.
         gradient_accumulation: Forward passes an optimizer step.
-        gradient_checkpointing: Layers are computed again in the backward pass instead of kept.
+        gradient_checkpointing: What is in the draft's layers, or in the blocks of heads, is
+            computed again in the backward pass instead of kept.
         learning_rate: Peak rate of AdamW.
         weight_decay: Of AdamW.
         warmup_steps: Linear warm-up.

@@ -111,8 +111,10 @@ def test_every_loss_falls_and_raises_alpha(loss, target, tmp_path):
     assert last["alpha"] > first["alpha"] + 0.05
 
 
-def test_a_handful_of_sequences_is_learned_by_heart(target, tmp_path):
-    _, outcome = train(target, tmp_path, steps=150, sequences=some_sequences(4), log_steps=150)
+def test_eight_sequences_are_learned_by_heart(target, tmp_path):
+    _, outcome = train(
+        target, tmp_path, sequences=some_sequences(8), steps=250, batch_size=8, log_steps=250
+    )
     assert outcome.history[-1]["alpha"] > 0.9
 
 

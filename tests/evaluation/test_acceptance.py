@@ -131,17 +131,16 @@ class TestDecoding:
     def plan(self, stop_ids, *, draft_length=1, lookup_length=0, batch_size=8, seed=0):
         return DecodingPlan(draft_length, lookup_length, 20, batch_size, stop_ids, seed)
 
+    @pytest.mark.parametrize("name", ["student", "trimmed"])
     def test_survival_at_temperature_0_is_the_agreement_where_rounds_begin(
-        self, target, drafts, rollouts, prompts, stop_ids
+        self, target, drafts, rollouts, prompts, stop_ids, name
     ):
         """Walks the teacher-forced agreement in rounds: an accepted draft skips a position."""
-        results = decode(
-            target, drafts["student"], prompts, temperature=0.0, plan=self.plan(stop_ids)
-        )
+        results = decode(target, drafts[name], prompts, temperature=0.0, plan=self.plan(stop_ids))
         drafted = accepted = 0
         for rollout in at(rollouts, 0.0):
             assert results[rollout.prompt_id].token_ids == rollout.response_ids
-            agrees = by_hand(target, drafts["student"], rollout, 0.0).bool().tolist()
+            agrees = by_hand(target, drafts[name], rollout, 0.0).bool().tolist()
             place = 0
             while place < min(len(agrees), 20 - 1):  # the last token is never drafted
                 drafted += 1

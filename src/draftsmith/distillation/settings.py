@@ -17,8 +17,8 @@ class DistillConfig:
 
     Attributes:
         steps: Optimizer steps.
-        warm_start_steps: Optimizer steps of a training that goes on from an earlier draft; of more
-            than `steps` only those count.
+        warm_start_steps: The same of a training that goes on from an earlier draft; never more than
+            `steps` are taken.
         batch_size: Sequences an optimizer step, over all accumulation steps and processes.
         gradient_accumulation: Forward passes an optimizer step.
         gradient_checkpointing: What is in the draft's layers, or in the blocks of heads, is

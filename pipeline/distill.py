@@ -31,7 +31,7 @@ def main() -> None:
             config = load_section(CONFIG, "distill", DistillConfig).reseeded(start["reseed"])
             target = load_by_digest(TARGETS, read_json(TARGET)["digest"], device=loading_device())
             job = Distillation(name, recipe, config, target, *read_corpus(CORPUS), source)
-            bar = Progress(f"distil {name}", config.steps, unit="steps")
+            bar = Progress(f"distil {name}", job.settings.steps, unit="steps")
             with atomic_directory(draft) as folder:
                 job.run(folder, PARTIAL / "distill", on_step=bar.on_step)
 

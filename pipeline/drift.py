@@ -5,14 +5,15 @@ from draftsmith.config import load_section
 from draftsmith.console import run_stage
 from draftsmith.drift.settings import DriftConfig
 from draftsmith.drift.verdict import Records, drift_report
-from draftsmith.evaluation.choice import best_recipe
+from draftsmith.evaluation.choice import best_recipe, unusable_recipes
 from draftsmith.registry.records import known_record, recorded
 from pipeline import CHAMPION, CONFIG, INCUMBENT, REPORTS, START
 
 
 def main() -> None:
-    name = best_recipe(read_json(REPORTS / "benchmark.json"))
     evaluation, held = read_json(REPORTS / "evaluation.json"), read_json(CHAMPION)
+    unusable = unusable_recipes(evaluation, held["quarantined"])
+    name = best_recipe(read_json(REPORTS / "benchmark.json"), unusable)
     start, evaluated = read_json(START)["recipes"][name], evaluation["recipes"][name]
     records = Records(
         target_digest=evaluation["target_digest"],

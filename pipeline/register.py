@@ -7,7 +7,7 @@ from draftsmith.registry.mlflow_store import PairStore
 from draftsmith.registry.registration import Proposal, register_proposal
 from draftsmith.registry.settings import RegistryConfig
 from draftsmith.targets.settings import TargetConfig
-from pipeline import CONFIG, DRAFTS, PARTIAL, REPORTS, ROOT, TARGET
+from pipeline import CHAMPION, CONFIG, DRAFTS, PARTIAL, REPORTS, ROOT, TARGET
 
 
 def main() -> None:
@@ -20,6 +20,7 @@ def main() -> None:
         drafts=DRAFTS,
         plots=REPORTS / "plots",
         source=load_section(CONFIG, "target", TargetConfig),
+        quarantined=read_json(CHAMPION)["quarantined"],
     )
     report = register_proposal(store, proposal, root=ROOT, staging=PARTIAL / "register")
     write_json(REPORTS / "registration.json", report)

@@ -151,6 +151,19 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         new.replace(path)
 
 
+def flush(folder: Path) -> None:
+    """Wait until the disk holds the files in `folder`, whichever library wrote them.
+
+    Else a power cut may leave a folder its new name and its files without their content.
+    """
+    for path in folder.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 @contextlib.contextmanager
 def scratch_directory(parent: Path, name: str) -> Iterator[Path]:
     """Yield an empty folder in `parent`, gone after the block.

@@ -187,10 +187,11 @@ def test_a_draft_is_distilled_from_the_largest_probabilities(job, tmp_path):
     assert folder not in (tmp_path / "partial" / "signals").iterdir()
 
 
-def test_layers_computed_again_give_the_same_draft(job, tmp_path):
+@pytest.mark.parametrize("recipe", [RECIPE, HEAD, HEADS], ids=["student", "eagle", "medusa"])
+def test_what_is_computed_again_gives_the_same_draft(job, recipe, tmp_path):
     again = dataclasses.replace(CONFIG, gradient_checkpointing=True)
     plain, other = (
-        run(job(config), tmp_path / name, tmp_path / "partial")
+        run(job(config, recipe), tmp_path / name, tmp_path / "partial")
         for name, config in (("a", CONFIG), ("b", again))
     )
     assert other == plain
@@ -204,7 +205,19 @@ def test_early_stopping_is_told_in_the_manifest(job, rollouts, tmp_path):
     assert [entry["step"] for entry in told["evaluations"]] == [6.0, 12.0, 18.0, 24.0]
     assert told["kept"]["alpha"] == max(entry["alpha"] for entry in told["evaluations"])
     assert 0 < facts["predicted_tokens"] < sum(len(r.response_ids) for r in rollouts["train"])
-    assert "early_stop" not in run(job(), tmp_path / "plain", tmp_path / "partial").training
+    plain = run(job(), tmp_path / "plain", tmp_path / "partial").training
+    assert "early_stop" not in plain
+    assert (plain["steps"], plain["steps_done"]) == (24, 24)
+
+
+def test_a_training_that_stops_early_says_how_many_steps_it_did(job, tmp_path):
+    config = dataclasses.replace(
+        CONFIG, early_stop_patience=1, early_stop_steps=1, learning_rate=0.03, log_steps=7
+    )
+    facts = run(job(config), tmp_path / "draft", tmp_path / "partial").training
+    last = facts["early_stop"]["evaluations"][-1]["step"]
+    assert facts["steps"] == 24
+    assert facts["steps_done"] == last < 24
 
 
 @pytest.mark.parametrize("recipe", [RECIPE, HEAD, HEADS], ids=["student", "eagle", "medusa"])

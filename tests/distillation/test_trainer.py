@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 import time
 from contextlib import ExitStack
@@ -109,8 +111,10 @@ def test_every_loss_falls_and_raises_alpha(loss, target, tmp_path):
     assert last["alpha"] > first["alpha"] + 0.05
 
 
-def test_a_handful_of_sequences_is_learned_by_heart(target, tmp_path):
-    _, outcome = train(target, tmp_path, steps=150, sequences=some_sequences(4), log_steps=150)
+def test_eight_sequences_are_learned_by_heart(target, tmp_path):
+    _, outcome = train(
+        target, tmp_path, sequences=some_sequences(8), steps=250, batch_size=8, log_steps=250
+    )
     assert outcome.history[-1]["alpha"] > 0.9
 
 
@@ -241,6 +245,56 @@ def test_a_checkpoint_of_an_older_version_does_not_count_and_goes(target, tmp_pa
     _, outcome = train(target, tmp_path)
     assert outcome.resumed_at == 0
     assert not old.exists()
+
+
+def cut(path):
+    """What a power cut may leave of a file."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "history.json", "best.safetensors"])
+@pytest.mark.parametrize(("beside", "resumed_at"), [(True, 4), (False, 0)])
+def test_a_checkpoint_that_cannot_be_read_does_not_count(
+    name, beside, resumed_at, target, tmp_path, caplog
+):
+    options = {"held_out": (0,), "early_stop_patience": 9}
+    whole, expected = train(target, tmp_path / "whole", **options)
+    older, newer = (tmp_path / "run" / f"step-{step:08d}" for step in (4, 8))
+
+    def keep(step, _metrics):
+        if step == 6 and beside:
+            until_there(older)
+            shutil.copytree(older, tmp_path / "kept")
+        if step == 8:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(target, tmp_path / "run", on_step=keep, **options)
+    if beside:
+        (tmp_path / "kept").rename(older)
+    cut(newer / name)
+    resumed, outcome = train(target, tmp_path / "run", **options)
+    assert str(newer) in caplog.text
+    assert outcome.resumed_at == resumed_at
+    assert are_equal(weights_of(resumed), weights_of(whole))
+    assert without_clock(outcome.history) == without_clock(expected.history)
+    assert outcome.evaluations == expected.evaluations
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(target, tmp_path, monkeypatch):
+    final, synced = tmp_path / "step-00000008", set()
+
+    def fsync(descriptor):
+        if not final.exists():
+            synced.add(os.fstat(descriptor).st_ino)
+        really(descriptor)
+
+    really = os.fsync
+    monkeypatch.setattr(os, "fsync", fsync)
+    train(target, tmp_path, held_out=(0,), early_stop_patience=9)
+    files = [path.name for path in final.iterdir()]
+    assert {"state.safetensors", "best.safetensors"} < set(files)
+    assert {path.stat().st_ino for path in final.iterdir()} <= synced
 
 
 def test_a_checkpoint_without_room_ends_the_run_and_the_one_before_stays(target, tmp_path):

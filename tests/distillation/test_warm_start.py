@@ -115,6 +115,22 @@ def test_the_manifest_names_the_start_and_the_recipe_is_another_one(run, source)
     assert len(set(known.all)) == 4
 
 
+def test_a_warm_start_takes_a_number_of_steps_of_its_own(run, source):
+    config, steps = dataclasses.replace(CONFIG, warm_start_steps=4, warmup_steps=6), []
+    warm = run(
+        "warm", source=source, config=config, on_step=lambda step, _metrics: steps.append(step)
+    )
+    assert steps == list(range(4))
+    assert warm.training["steps"] == warm.training["history"][-1]["step"] == 4
+    draft_digest = read_manifest(source.directory).digest
+    assert warm.recipe_digest in recipe_digests(RECIPE, config, [draft_digest], num_seeds=1).warm
+    cold = run("cold", config=config)
+    assert cold.training["steps"] == cold.training["history"][-1]["step"] == 12
+    assert cold.recipe_digest == recipe_digest(
+        RECIPE, dataclasses.replace(config, warm_start_steps=9)
+    )
+
+
 def test_another_seed_is_another_recipe_and_gives_another_draft(run):
     known = recipe_digests(RECIPE, CONFIG, [], num_seeds=3)
     again = run("again", config=CONFIG.reseeded(2))

@@ -3,34 +3,69 @@ from __future__ import annotations
 import pytest
 
 from draftsmith.errors import EvidenceError
-from draftsmith.evaluation.choice import best_recipe, losers, served_lengths
+from draftsmith.evaluation.choice import best_recipe, losers, served_lengths, unusable_recipes
 
 
 def benchmark(**speedups):
     return {"recipes": {name: {"speedup": {"mean": mean}} for name, mean in speedups.items()}}
 
 
+def evaluation(**holds):
+    return {
+        "recipes": {
+            name: {"pair_digest": f"pair of {name}", "losslessness": {"holds": value}}
+            for name, value in holds.items()
+        }
+    }
+
+
 def test_the_fastest_recipe_is_chosen_and_the_others_hear_why():
     report = benchmark(a=1.2, b=1.4, c=0.9)
-    assert best_recipe(report) == "b"
-    assert losers(report) == {
+    assert best_recipe(report, {}) == "b"
+    assert losers(report, {}) == {
         "a": "measured speedup 1.200, below 1.400 of b",
         "c": "measured speedup 0.900, below 1.400 of b",
     }
 
 
 def test_a_tie_goes_to_the_first_name_whatever_the_order():
-    assert best_recipe(benchmark(b=1.3, a=1.3)) == best_recipe(benchmark(a=1.3, b=1.3)) == "a"
+    for report in (benchmark(b=1.3, a=1.3), benchmark(a=1.3, b=1.3)):
+        assert best_recipe(report, {}) == "a"
 
 
 def test_a_slowdown_is_chosen_when_there_is_nothing_better():
-    assert best_recipe(benchmark(a=0.8)) == "a"
-    assert losers(benchmark(a=0.8)) == {}
+    assert best_recipe(benchmark(a=0.8), {}) == "a"
+    assert losers(benchmark(a=0.8), {}) == {}
+
+
+def test_a_pair_in_quarantine_or_that_changes_the_output_is_not_usable():
+    report = evaluation(a=True, b=False, c=True, d=False)
+    found = unusable_recipes(report, {"pair of a": "3", "pair of d": "5", "pair of e": "7"})
+    assert found == {
+        "a": "its pair is in quarantine, as version 3",
+        "b": "its losslessness self-test fails",
+        "d": "its pair is in quarantine, as version 5",
+    }
+
+
+def test_the_fastest_of_the_usable_recipes_is_chosen_and_the_others_hear_why():
+    report, unusable = benchmark(a=1.2, b=1.4, c=0.9), {"b": "barred"}
+    assert best_recipe(report, unusable) == "a"
+    assert losers(report, unusable) == {
+        "b": "barred",
+        "c": "measured speedup 0.900, below 1.200 of a",
+    }
+
+
+def test_where_none_is_usable_the_fastest_is_proposed_all_the_same():
+    report, unusable = benchmark(a=1.2, b=1.4), {"a": "barred", "b": "lossy"}
+    assert best_recipe(report, unusable) == "b"
+    assert losers(report, unusable) == {"a": "measured speedup 1.200, below 1.400 of b"}
 
 
 def test_a_benchmark_without_recipes_is_refused():
     with pytest.raises(EvidenceError, match="recipes"):
-        best_recipe(benchmark())
+        best_recipe(benchmark(), {})
 
 
 MEASURED = {

@@ -201,17 +201,20 @@ def test_too_large_a_signal_cache_says_which_signal_fits(config_of):
 
 
 def test_hours_follow_from_rates_and_from_nothing_else(config_of):
-    job = make_job(config_of(), steps=10, machine=Machine("cuda", shards=2, processes=3))
+    machine = Machine("cuda", shards=2, processes=3)
+    job = make_job(config_of(), steps=10, warm_start_steps=5, machine=machine)
     nothing = plan(job, ALL, NO_RATES)["time"]
     assert nothing["rollout_tokens"] == 300
     assert nothing["training_tokens"] == 3 * 10 * 4 * 6
-    hours = ("rollout_hours", "training_hours", "device_hours", "cost")
-    assert [nothing[key] for key in hours] == [None] * 4
+    assert nothing["warm_start_tokens"] == 3 * 5 * 4 * 6
+    hours = ("rollout_hours", "training_hours", "warm_start_hours", "device_hours", "cost")
+    assert [nothing[key] for key in hours] == [None] * 5
     half = plan(job, ALL, Rates(rollout_tokens_per_s=2.0, price_per_device_hour=3.0))["time"]
     assert half["rollout_hours"] == pytest.approx(300 / 2 / 3600)
-    assert [half[key] for key in hours[1:]] == [None] * 3
+    assert [half[key] for key in hours[1:]] == [None] * 4
     whole = plan(job, ALL, Rates(2.0, 4.0, 3.0))["time"]
     devices = (2 * 300 / 2 + 3 * 720 / 4) / 3600
+    assert whole["warm_start_hours"] == pytest.approx(360 / 4 / 3600)
     assert whole["device_hours"] == pytest.approx(devices)
     assert whole["cost"] == pytest.approx(3 * devices)
 

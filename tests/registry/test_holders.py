@@ -17,16 +17,31 @@ def served(stocked):
 
 def test_the_holders_are_told_with_history_and_alarms(served, tmp_path):
     served.set_live_drift("2", "alarm")
+    served.quarantine("1", "slow")
     held = fetch_holders(served, tmp_path / "pairs")
     assert (held["champion"].version, held["predecessor"].version) == ("3", "2")
     assert held["history"] == ["1", "2", "3"]
     assert held["tagged"] == {digest("d2"): "2"}
+    assert held["quarantined"] == {served.resolve("1").pair.pair_digest: "1"}
     assert len(list((tmp_path / "pairs").iterdir())) == 2
 
 
 def test_an_empty_registry_has_no_holders(store, tmp_path):
     held = fetch_holders(store, tmp_path)
-    assert held == {"champion": None, "predecessor": None, "history": [], "tagged": {}}
+    nobody = {"champion": None, "predecessor": None, "history": []}
+    assert held == nobody | {"tagged": {}, "quarantined": {}}
+
+
+def test_a_damaged_pair_may_be_registered_again_free_of_its_quarantine(
+    served, register, tmp_path, damage
+):
+    served.quarantine("1", "slow")
+    damage(served, "1")
+    served.set_damage("1", "draft/ changed")
+    version = register("t1", "d1")
+    assert version != "1"
+    assert served.resolve(version).quarantine is None
+    assert fetch_holders(served, tmp_path / "pairs")["quarantined"] == {}
 
 
 def test_a_damaged_predecessor_is_marked_and_done_without(served, tmp_path, damage):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 
 from draftsmith.artifacts import read_json, write_json, write_text
 from draftsmith.errors import EvidenceError
+from draftsmith.registry.holders import fetch_holders
 from draftsmith.registry.pair import DECISION_TAG
 from draftsmith.registry.registration import Proposal, carry_out, register_proposal
 from draftsmith.targets.settings import TargetConfig
-from pipeline import promote
+from pipeline import drift, promote
 from tests.registry.gate_reports import good_reports
 from tests.registry.measurements import measurement
 from tests.registry.small_pairs import digest, make_record
@@ -46,6 +48,7 @@ def proposal(root):
         drafts=root / "drafts",
         plots=root / "plots",
         source=TargetConfig("t1", "target", None, dtype="float32", snapshot="copy"),
+        quarantined={},
     )
 
 
@@ -59,6 +62,47 @@ def test_the_fastest_recipe_is_registered_once_and_the_others_are_told_why(root,
     assert store.challenger().pair_digest == RECORDS["small"].digest
     assert registered(store, proposal, root) == report
     assert len(store.versions()) == 1
+
+
+def test_a_recipe_whose_pair_is_in_quarantine_is_passed_over_and_told_so(root, store, proposal):
+    first = registered(store, proposal, root)["version"]
+    store.quarantine(first, "slow")
+    held = fetch_holders(store, root / "pairs")
+    proposal = dataclasses.replace(proposal, quarantined=held["quarantined"])
+    report = registered(store, proposal, root)
+    assert (report["recipe"], report["pair_digest"]) == ("other", RECORDS["other"].digest)
+    assert report["losers"] == {"small": f"its pair is in quarantine, as version {first}"}
+    assert report["quarantine"] is None
+    assert store.challenger().pair_digest == RECORDS["other"].digest
+
+
+def test_stage_drift_judges_the_pair_that_is_registered(root, store, proposal, monkeypatch):
+    monkeypatch.chdir(root)
+    store.quarantine(registered(store, proposal, root)["version"], "slow")
+    held, target = fetch_holders(store, root / "pairs"), RECORDS["small"].target_digest
+    settings = {"margin": 0.02, "confidence": 0.95, "temperature": 0.0, "min_prompts": 2}
+    files = {
+        "build/config.yaml": {"drift": settings | {"on_match": "reuse"}},
+        "build/champion.json": held,
+        "build/incumbent.json": {"incumbent": None},
+        "build/start.json": {"recipes": dict.fromkeys(RECORDS, {"action": "retrain"})},
+        "reports/evaluation.json": proposal.evaluation | {"target_digest": target},
+        "reports/benchmark.json": proposal.benchmark,
+    }
+    for name, content in files.items():
+        write_json(root / name, content)
+    drift.main()
+    judged = read_json(root / "reports/drift.json")["pair_digest"]
+    proposal = dataclasses.replace(proposal, quarantined=held["quarantined"])
+    assert judged == registered(store, proposal, root)["pair_digest"] == RECORDS["other"].digest
+
+
+def test_a_recipe_that_changes_the_targets_output_is_passed_over(root, store, proposal):
+    proposal.evaluation["recipes"]["small"]["losslessness"]["holds"] = False
+    report = registered(store, proposal, root)
+    assert (report["recipe"], list(report["losers"])) == ("other", ["small"])
+    proposal.evaluation["recipes"]["other"]["losslessness"]["holds"] = False
+    assert registered(store, proposal, root)["recipe"] == "small"  # and the gate blocks it
 
 
 def test_the_evidence_says_on_what_and_with_which_packages_it_was_measured(root, store, proposal):

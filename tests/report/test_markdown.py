@@ -30,6 +30,17 @@ def test_the_headline_numbers_are_those_of_the_reports(inputs):
     assert "| change of alpha against the champion | -0.032 (-0.043 to -0.021) |" in text
 
 
+def test_recipes_that_were_not_chosen_are_named_with_why(reports):
+    text = render_markdown(ReportInputs(**reports))
+    assert "| large | its measured speedup was lower |" in text
+    reports["registration"]["losers"] = {"a_b": "in quarantine | as 3", "a": "slower"}
+    lines = render_markdown(ReportInputs(**reports)).splitlines()
+    place = lines.index(r"| a\_b | in quarantine \| as 3 |")
+    assert lines[place - 1] == "| a | slower |"
+    reports["registration"]["losers"] = {}
+    assert "not chosen" not in render_markdown(ReportInputs(**reports))
+
+
 def test_every_table_row_has_as_many_cells_as_its_header(reports):
     reports["decision"]["checks"][0]["requirement"] = "a | b\nc"
     lines = render_markdown(ReportInputs(**reports)).splitlines()

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from draftsmith.distillation.divergences import divergence_of
 from draftsmith.distillation.medusa_objective import MedusaObjective
-from draftsmith.distillation.objective import StudentObjective, recompute_layers
+from draftsmith.distillation.objective import StudentObjective, recompute, recompute_layers
 from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.unrolling import UnrolledObjective
 from draftsmith.drafts.eagle import EagleHead
@@ -109,9 +109,16 @@ def objective_of(
 
     if isinstance(draft, EagleHead) and isinstance(recipe, EagleConfig):
         return UnrolledObjective(
-            draft, target_head, divergence, unroll=recipe.unroll, step_decay=recipe.step_decay
+            draft,
+            target_head,
+            divergence,
+            unroll=recipe.unroll,
+            step_decay=recipe.step_decay,
+            recompute=config.gradient_checkpointing,
         )
     if isinstance(draft, MedusaHeads) and isinstance(recipe, MedusaConfig):
+        if config.gradient_checkpointing:
+            recompute(draft.heads)
         return MedusaObjective(draft, target_head, divergence, head_decay=recipe.head_decay)
     if config.gradient_checkpointing:
         recompute_layers(draft)

@@ -18,10 +18,11 @@ from types import TracebackType
 from typing import Self
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from draftsmith.artifacts import atomic_directory, keep_only, write_text
+from draftsmith.artifacts import atomic_directory, flush, keep_only, write_text
 from draftsmith.distillation.early_stop import EarlyStop
 from draftsmith.distillation.processes import join
 from draftsmith.distillation.settings import DistillConfig
@@ -69,8 +70,9 @@ class Trained:
 class Run:
     """Checkpoints and history of one run in one folder, which all its processes see.
 
-    A checkpoint counts only once its folder has its final name. One is written at a time; leaving
-    the block waits for the last one. A failure to write is raised at the next step, or there.
+    A checkpoint counts only once its folder has its final name; the disk has its files by then. One
+    is written at a time; leaving the block waits for the last one. A failure to write is raised at
+    the next step, or there.
 
     Attributes:
         history: Metrics by step.
@@ -105,21 +107,30 @@ class Run:
             self._wait()
 
     def resume(self) -> int:
-        """Load the newest checkpoint; returns the finished steps.
+        """Load the newest checkpoint that can be read; returns the finished steps.
 
-        One of an older version, which held other files, is none: the training begins afresh.
+        One of an older version, which held other files, is none. Without any the training begins
+        afresh.
         """
-        finished = sorted(self._folder.glob(f"step-*/{_STATE}"))
-        if not finished:
-            return 0
-        newest = finished[-1].parent
-        self._trained.restore(load_file(newest / _STATE))
-        step = int(newest.name.removeprefix("step-"))
-        self.history = json.loads((newest / _HISTORY).read_text(encoding="utf-8"))
+        for state in sorted(self._folder.glob(f"step-*/{_STATE}"), reverse=True):
+            try:
+                self._load(state.parent)
+            except (SafetensorError, ValueError, OSError) as error:
+                _LOG.warning("unreadable_checkpoint=%s reason=%s", state.parent, error)
+                continue
+            step = int(state.parent.name.removeprefix("step-"))
+            _LOG.info("resumed_at_step=%d of=%d", step, self._config.steps)
+            return step
+        return 0
+
+    def _load(self, folder: Path) -> None:
+        """Take over a checkpoint; where part of it cannot be read, nothing."""
+        tensors = load_file(folder / _STATE)
+        history = json.loads((folder / _HISTORY).read_text(encoding="utf-8"))
         if self._early_stop is not None:
-            self._early_stop.load(newest)
-        _LOG.info("resumed_at_step=%d of=%d", step, self._config.steps)
-        return step
+            self._early_stop.load(folder)
+        self._trained.restore(tensors)
+        self.history = history
 
     def after_step(self, step: int, metrics: dict[str, float]) -> bool:
         """Keep history, judge and save when due; says whether the training is over.
@@ -151,6 +162,7 @@ class Run:
                 write_text(folder / _HISTORY, history)
                 if judged is not None:
                     judged(folder)
+                flush(folder)
             keep_only(final.parent, final.name)
 
         return write

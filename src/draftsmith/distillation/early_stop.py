@@ -110,9 +110,10 @@ class EarlyStop:
         return save
 
     def load(self, folder: Path) -> None:
-        """Take the state from a checkpoint."""
-        self.evaluations = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-        self._weights = load_file(folder / _WEIGHTS) if self.evaluations else {}
+        """Take the state from a checkpoint; where part of it cannot be read, nothing."""
+        evaluations = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+        self._weights = load_file(folder / _WEIGHTS) if evaluations else {}
+        self.evaluations = evaluations
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self._objective.named_parameters() if p.requires_grad]

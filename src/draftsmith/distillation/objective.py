@@ -172,11 +172,21 @@ def recompute_layers(model: PreTrainedModel) -> None:
 
     Transformers does so in training mode only, which would switch dropout on.
     """
-    for layer in model.get_submodule(layer_prefix(model).removesuffix(".")).children():
-        layer.forward = _recomputed(layer.forward)
+    recompute(model.get_submodule(layer_prefix(model).removesuffix(".")))
 
 
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+def recompute(modules: nn.Module) -> None:
+    """Let each of these modules be computed again in the backward pass, in place."""
+    for module in modules.children():
+        module.forward = recomputed(module.forward)
+
+
+def recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, of which nothing but inputs and results is kept for the backward pass.
+
+    It is called once more there, so it must leave what it is given as it is.
+    """
+
     def call(*inputs: object, **options: object) -> object:
         if not torch.is_grad_enabled():
             return forward(*inputs, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from draftsmith.artifacts import digest_json
 from draftsmith.distillation.settings import DistillConfig
@@ -37,18 +37,18 @@ def recipe_digest(
     Args:
         recipe: The recipe; nothing is trained for a checkpoint, so its content alone counts.
         config: The distill section.
-        started_from: Digest of the draft that a warm start goes on from; None is a training that
-            starts from the target's layers.
+        started_from: Digest of the draft that a warm start goes on from, with the steps of one;
+            None is a training that starts from the target's layers.
     """
     if isinstance(recipe, CheckpointConfig):
         return checkpoint_digest(recipe)
     settings = asdict(recipe)
     if not settings.get("own_head"):
         settings.pop("own_head", None)  # as if it were not there: older drafts are still known
-    parts: dict[str, object] = {"recipe": settings, "distill": config.decisive()}
-    if started_from is not None:
-        parts["started_from"] = started_from
-    return digest_json(parts)
+    if started_from is None:
+        return digest_json({"recipe": settings, "distill": config.decisive()})
+    decisive = config.warm_started().decisive()
+    return digest_json({"recipe": settings, "distill": decisive, "started_from": started_from})
 
 
 def recipe_digests(
@@ -64,9 +64,15 @@ def recipe_digests(
     """
     if isinstance(recipe, CheckpointConfig):
         return RecipeDigests((checkpoint_digest(recipe),))
+    # Warm starts had all steps before they had a number of their own: older drafts are still known.
+    lengths = (config, replace(config, warm_start_steps=config.steps))
     return RecipeDigests(
         plain=tuple(recipe_digest(recipe, config.reseeded(by)) for by in range(num_seeds)),
-        warm=tuple(recipe_digest(recipe, config, started_from=draft) for draft in drafts),
+        warm=tuple(
+            recipe_digest(recipe, length, started_from=draft)
+            for draft in drafts
+            for length in lengths
+        ),
     )
 
 

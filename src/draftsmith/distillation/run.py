@@ -70,6 +70,11 @@ class Distillation:
     rollouts: Mapping[str, Sequence[Rollout]]
     source: DraftSource | None = None
 
+    @property
+    def settings(self) -> DistillConfig:
+        """Those of this training: a warm start has a number of steps of its own."""
+        return self.config if self.source is None else self.config.warm_started()
+
     def run(
         self, directory: Path, partial: Path, on_step: OnStep = lambda _step, _metrics: None
     ) -> DraftManifest:
@@ -99,7 +104,7 @@ class Distillation:
             objective_of(self.recipe, self.config, draft, target, token_ids),
             sequences,
             self._signals(partial, sequences, draft, token_ids),
-            config=self.config,
+            config=self.settings,
             checkpoints=partial / "checkpoints" / self.name / short(self._key()),
             held_out=held_out,
             on_step=on_step,
@@ -232,7 +237,8 @@ class Distillation:
         lengths = [len(r.prompt_ids) + len(r.response_ids) for r in self.rollouts["train"]]
         return (
             {
-                "steps": self.config.steps,
+                "steps": self.settings.steps,
+                "steps_done": int(outcome.history[-1]["step"]),  # fewer where it stopped early
                 "batch_size": self.config.batch_size,
                 "seed": self.config.seed,
                 "predicted_tokens": outcome.num_tokens,

@@ -17,9 +17,12 @@ class DistillConfig:
 
     Attributes:
         steps: Optimizer steps.
+        warm_start_steps: The same of a training that goes on from an earlier draft; never more than
+            `steps` are taken.
         batch_size: Sequences an optimizer step, over all accumulation steps and processes.
         gradient_accumulation: Forward passes an optimizer step.
-        gradient_checkpointing: Layers are computed again in the backward pass instead of kept.
+        gradient_checkpointing: What is in the draft's layers, or in the blocks of heads, is
+            computed again in the backward pass instead of kept.
         learning_rate: Peak rate of AdamW.
         weight_decay: Of AdamW.
         warmup_steps: Linear warm-up.
@@ -63,11 +66,14 @@ class DistillConfig:
     log_steps: int
     seed: int
     prompt_positions: bool = False
+    warm_start_steps: int = 400
 
     def __post_init__(self) -> None:
         """Check ranges."""
         if min(self.steps, self.batch_size, self.gradient_accumulation) < 1:
             raise ValueError("steps, batch_size and gradient_accumulation must be at least 1")
+        if self.warm_start_steps < 1:
+            raise ValueError("warm_start_steps must be at least 1")
         if min(self.checkpoint_steps, self.log_steps, self.early_stop_steps) < 1:
             raise ValueError("checkpoint_steps, log_steps and early_stop_steps must be at least 1")
         if self.batch_size % self.gradient_accumulation:
@@ -85,9 +91,14 @@ class DistillConfig:
         """The settings of a training that shall give another draft from the same data."""
         return replace(self, seed=self.seed + by)
 
+    def warm_started(self) -> DistillConfig:
+        """The settings of a training that goes on from an earlier draft."""
+        steps = min(self.steps, self.warm_start_steps)
+        return replace(self, steps=steps, warmup_steps=min(self.warmup_steps, steps))
+
     def decisive(self) -> dict[str, Any]:
         """The settings that decide the weights: no operation, nothing that another switches off."""
-        idle = set(_OPERATIONAL)
+        idle = {*_OPERATIONAL, "warm_start_steps"}  # which are the `steps` of a warm start
         if self.loss != "jensen_shannon":
             idle.add("js_beta")
         if self.signal != "topk":

@@ -17,6 +17,7 @@ Source: Li et al. 2025 (arXiv 2503.01840), section 3.2.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 
 import torch
@@ -26,7 +27,12 @@ from transformers import DynamicCache
 from draftsmith.decoding.slot_model import cache_argument, layer_windows
 from draftsmith.distillation.batches import TokenBatch
 from draftsmith.distillation.divergences import Divergence, overlap
-from draftsmith.distillation.objective import Sums, positions_per_chunk, sum_in_chunks
+from draftsmith.distillation.objective import (
+    Sums,
+    positions_per_chunk,
+    recomputed,
+    sum_in_chunks,
+)
 from draftsmith.distillation.signals import Signal
 from draftsmith.drafts.eagle import EagleHead
 from draftsmith.drafts.student import head_logits, trained_rows
@@ -41,6 +47,7 @@ class UnrolledObjective(nn.Module):
         divergence: Of log-probabilities of target and draft, `[n, entries]` to `[n]`.
         unroll: Draft positions that are trained.
         step_decay: Weight of a position's loss over that of the position before it.
+        recompute: Runs are computed again in the backward pass.
 
     Attributes:
         device_type: As in `positions_per_chunk`.
@@ -56,6 +63,7 @@ class UnrolledObjective(nn.Module):
         *,
         unroll: int,
         step_decay: float,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
         self.head = head
@@ -64,6 +72,9 @@ class UnrolledObjective(nn.Module):
         self._weights = [weight / sum(weights) for weight in weights]
         self._cache_argument = cache_argument(head)
         (self._window,) = layer_windows(head.config).values()
+        self._run: Callable[..., tuple[Tensor, DynamicCache]] = self._once
+        if recompute:
+            self._run = recomputed(self._once)
 
     def forward(
         self, batch: TokenBatch, signal: Signal, device: torch.device
@@ -117,26 +128,32 @@ class UnrolledObjective(nn.Module):
             first: Runs behind the first begin at this entry, for texts whose prompts nobody drafts.
                 What they give is right from entry `first + unroll` on.
         """
-        num_entries = tokens.shape[1]
-        options = {self._cache_argument: DynamicCache()}  # collects the keys of all runs
-        begin = 0
+        cache, begin = DynamicCache(), 0  # collects the keys of all runs
         for step in range(1, len(self._weights) + 1):
-            visible = visible_entries(
-                num_entries, step, self._window, first=first, device=tokens.device
-            )
-            mask = torch.zeros(visible.shape, dtype=features.dtype, device=tokens.device)
-            mask.masked_fill_(~visible, -torch.inf)
-            own = self.head.run(
-                tokens[:, begin:],
-                features,
-                attention_mask=mask[None, None].expand(len(tokens), 1, -1, -1),
-                position_ids=torch.arange(begin, num_entries, device=tokens.device)[None],
-                use_cache=True,
-                **options,
-            )
+            own, cache = self._run(tokens, features, cache, step=step, first=first)
             yield own
             before = nn.functional.pad(own[:, :-1], (0, 0, 1, 0))
             features, begin = before[:, first - begin :], first
+
+    def _once(
+        self, tokens: Tensor, features: Tensor, earlier: DynamicCache, *, step: int, first: int
+    ) -> tuple[Tensor, DynamicCache]:
+        """One run: its own features, and the keys of all runs so far; `earlier` stays as it is."""
+        cache = copy.copy(earlier)
+        cache.layers = [copy.copy(layer) for layer in earlier.layers]  # which replace their tensors
+        begin, end = 0 if step == 1 else first, tokens.shape[1]
+        visible = visible_entries(end, step, self._window, first=first, device=tokens.device)
+        mask = torch.zeros(visible.shape, dtype=features.dtype, device=tokens.device)
+        mask.masked_fill_(~visible, -torch.inf)
+        own = self.head.run(
+            tokens[:, begin:],
+            features,
+            attention_mask=mask[None, None].expand(len(tokens), 1, -1, -1),
+            position_ids=torch.arange(begin, end, device=tokens.device)[None],
+            use_cache=True,
+            **{self._cache_argument: cache},
+        )
+        return own, cache
 
 
 def visible_entries(

@@ -109,8 +109,10 @@ class EagleHead(PreTrainedModel):
         embedded = self.get_input_embeddings()(tokens).to(self.fc.weight.dtype)
         join = self.body.layers[0].input_layernorm
         join.embedded = embedded  # the layer's signature has one hidden state only
-        hidden: Tensor = self.body(inputs_embeds=features, **options).last_hidden_state
-        join.embedded = None
+        try:
+            hidden: Tensor = self.body(inputs_embeds=features, **options).last_hidden_state
+        finally:  # a run that is computed again ends where nothing more is needed
+            join.embedded = None
         return hidden
 
     def logits(self, features: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
 """What measured speed decides: which recipe is proposed, and at which lengths it is served.
 
-The drift and the register stage must agree on the recipe, so the rule lives here.
+The drift and the register stage must agree on the recipe, so the rule lives here. A recipe whose
+pair every gate blocks, whoever signs for it, is chosen only where there is no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from draftsmith.errors import EvidenceError
@@ -13,8 +14,29 @@ from draftsmith.errors import EvidenceError
 _UNMEASURED_LENGTH = 2
 
 
-def best_recipe(benchmark: Mapping[str, Any]) -> str:
-    """Name of the recipe with the highest measured speedup; ties go to the first name.
+def unusable_recipes(
+    evaluation: Mapping[str, Any], quarantined: Mapping[str, str]
+) -> dict[str, str]:
+    """The recipes whose pairs cannot be promoted, and why.
+
+    Args:
+        evaluation: reports/evaluation.json.
+        quarantined: Digest of a pair in quarantine -> its version.
+    """
+    found = {}
+    for name, entry in evaluation["recipes"].items():
+        version = quarantined.get(entry["pair_digest"])
+        if version is not None:
+            found[name] = f"its pair is in quarantine, as version {version}"
+        elif not entry["losslessness"]["holds"]:
+            found[name] = "its losslessness self-test fails"
+    return found
+
+
+def best_recipe(benchmark: Mapping[str, Any], unusable: Collection[str]) -> str:
+    """Name of the usable recipe with the highest measured speedup; ties go to the first name.
+
+    Where none is usable all are compared, so that the gate says what is wrong with the fastest.
 
     Raises:
         EvidenceError: Nothing was measured.
@@ -27,7 +49,8 @@ def best_recipe(benchmark: Mapping[str, Any]) -> str:
             expected="at least one measured recipe",
             remedy="name a recipe under `recipes` in params.yaml and rerun `dvc repro`",
         )
-    return max(sorted(recipes), key=lambda name: recipes[name]["speedup"]["mean"])
+    usable = sorted(recipes.keys() - set(unusable)) or sorted(recipes)
+    return max(usable, key=lambda name: recipes[name]["speedup"]["mean"])
 
 
 def served_lengths(measured: Mapping[str, Any], *, rows: int) -> tuple[int, int]:
@@ -53,12 +76,13 @@ def entry_of(measured: Mapping[str, Any], rows: int) -> Mapping[str, Any]:
     return next((e for e in batches if int(e["batch_size"]) >= rows), batches[-1])
 
 
-def losers(benchmark: Mapping[str, Any]) -> dict[str, str]:
+def losers(benchmark: Mapping[str, Any], unusable: Mapping[str, str]) -> dict[str, str]:
     """Why each other recipe was not chosen."""
-    best = best_recipe(benchmark)
+    best = best_recipe(benchmark, unusable)
     speed = {name: entry["speedup"]["mean"] for name, entry in benchmark["recipes"].items()}
+    reasons = {} if best in unusable else unusable
     return {
-        name: f"measured speedup {value:.3f}, below {speed[best]:.3f} of {best}"
+        name: reasons.get(name, f"measured speedup {value:.3f}, below {speed[best]:.3f} of {best}")
         for name, value in speed.items()
         if name != best
     }

@@ -70,12 +70,16 @@ def _disk(job: Job, target: TargetSizes, plans: Sequence[RecipePlan]) -> dict[st
 
 
 def _time(job: Job, rates: Rates, *, num_recipes: int) -> dict[str, int | float | None]:
-    """Tokens, hours where a rate is known, and cost where a price is, too."""
-    corpus, machine = job.corpus, job.machine
-    predicted = corpus.predicted_tokens(prompt_positions=job.config.prompt_positions)
-    trained = job.config.steps * job.config.batch_size * predicted / corpus.train_responses
+    """Tokens, hours where a rate is known, and cost where a price is, too.
+
+    Device hours and cost are those of trainings from the target's layers; warm starts take less.
+    """
+    corpus, machine, config = job.corpus, job.machine, job.config
+    predicted = corpus.predicted_tokens(prompt_positions=config.prompt_positions)
+    a_step = num_recipes * config.batch_size * predicted / corpus.train_responses
+    trained, warm = (a_step * each.steps for each in (config, config.warm_started()))
     rollouts = _hours(corpus.rollout_tokens, rates.rollout_tokens_per_s)
-    training = _hours(trained * num_recipes, rates.training_tokens_per_s)
+    training = _hours(trained, rates.training_tokens_per_s)
     used = cost = None
     if rollouts is not None and training is not None:
         used = machine.shards * rollouts + machine.processes * training
@@ -83,9 +87,11 @@ def _time(job: Job, rates: Rates, *, num_recipes: int) -> dict[str, int | float 
         cost = used * rates.price_per_device_hour
     return {
         "rollout_tokens": corpus.rollout_tokens,
-        "training_tokens": round(trained * num_recipes),
+        "training_tokens": round(trained),
+        "warm_start_tokens": round(warm),
         "rollout_hours": rollouts,
         "training_hours": training,
+        "warm_start_hours": _hours(warm, rates.training_tokens_per_s),
         "device_hours": used,
         "cost": cost,
     }

@@ -195,7 +195,7 @@ class RecipePlan:
         if parts > config.gradient_accumulation and config.batch_size % parts == 0:
             configs.append(replace(config, gradient_accumulation=parts))
             yield f"distill.gradient_accumulation: {parts}", configs[-1]
-        if isinstance(self.recipe, StudentConfig) and not config.gradient_checkpointing:
+        if not config.gradient_checkpointing:
             for changed in configs:
                 also = "" if changed is config else f" and gradient_accumulation: {parts}"
                 recomputed = replace(changed, gradient_checkpointing=True)

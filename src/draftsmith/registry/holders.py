@@ -20,7 +20,8 @@ def fetch_holders(store: PairStore, into: Path) -> dict[str, Any]:
     Returns:
         The content of build/champion.json: `champion` and `predecessor`, a RegisteredPair or None;
         `history`, the versions that became champion, oldest first; `tagged`, draft digest -> the
-        version whose traffic raised an alarm about it.
+        version whose traffic raised an alarm about it; `quarantined`, pair digest -> the version
+        in quarantine.
 
     Raises:
         DamagedPairError: The champion's files are not what was registered.
@@ -29,12 +30,16 @@ def fetch_holders(store: PairStore, into: Path) -> dict[str, Any]:
     if champion is not None:
         store.fetch(champion, into)
     before = [] if predecessor is None else [predecessor]
-    tagged = [item for item in store.versions() if LIVE_DRIFT_TAG in item.tags]
+    versions = store.versions()
+    tagged = [item for item in versions if LIVE_DRIFT_TAG in item.tags]
+    # A pair whose files were damaged may be registered again, free of what the old version had.
+    barred = [item for item in versions if item.quarantine is not None and item.damage is None]
     return {
         "champion": champion,
         "predecessor": first_intact(store, before, into),
         "history": [move.version for move in store.history()],
         "tagged": {item.pair.draft_digest: item.pair.version for item in tagged},
+        "quarantined": {item.pair.pair_digest: item.pair.version for item in barred},
     }
 
 

@@ -28,7 +28,7 @@ _METRICS_A_CALL = 1000  # MLflow's limit
 _FORBIDDEN = re.compile(r"[^\w -]+")  # dots and slashes would make other names of a metric's
 _LONGEST_DOMAIN = 150  # of MLflow's 250 characters for a name
 _TARGET = ("model_type", "dtype", "num_parameters", "num_layers")
-_TRAINING = ("steps", "predicted_tokens", "trained_parameters", "seed")
+_TRAINING = ("steps", "steps_done", "predicted_tokens", "trained_parameters", "seed")
 
 
 def log_pair(client: MlflowClient, run_id: str, model_id: str, files: PairFiles) -> None:

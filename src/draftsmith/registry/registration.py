@@ -9,7 +9,7 @@ from typing import Any
 
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.errors import EvidenceError, PromotionRefusedError
-from draftsmith.evaluation.choice import best_recipe, losers
+from draftsmith.evaluation.choice import best_recipe, losers, unusable_recipes
 from draftsmith.registry.mlflow_store import PairStore
 from draftsmith.registry.overrides import overridden_checks
 from draftsmith.registry.pair import DraftIdentity, PairRecord, evidence_tags
@@ -31,6 +31,7 @@ class Proposal:
         drafts: Folder of the recipes' drafts.
         plots: Folder of plots; PNG files are attached.
         source: Where the target came from.
+        quarantined: Digest of a pair in quarantine -> its version, as stage drift saw them.
     """
 
     target: Mapping[str, Any]
@@ -40,12 +41,13 @@ class Proposal:
     drafts: Path
     plots: Path
     source: TargetConfig
+    quarantined: Mapping[str, str]
 
 
 def register_proposal(
     store: PairStore, proposal: Proposal, *, root: Path, staging: Path
 ) -> dict[str, Any]:
-    """Register the best recipe's pair (once, by digest) and make it the challenger.
+    """Register the best usable recipe's pair (once, by digest) and make it the challenger.
 
     Args:
         store: The registry.
@@ -59,7 +61,8 @@ def register_proposal(
     Raises:
         EvidenceError: The reports do not concern the draft on disk.
     """
-    recipe = best_recipe(proposal.benchmark)
+    unusable = unusable_recipes(proposal.evaluation, proposal.quarantined)
+    recipe = best_recipe(proposal.benchmark, unusable)
     folder = proposal.drafts / recipe
     pair = PairRecord(proposal.target, DraftIdentity.from_json(read_json(folder / "draft.json")))
     _require_evidence_of(proposal, recipe, pair.digest)
@@ -80,7 +83,7 @@ def register_proposal(
         "version": version,
         "pair_digest": pair.digest,
         "recipe": recipe,
-        "losers": losers(proposal.benchmark),
+        "losers": losers(proposal.benchmark, unusable),
         "quarantine": store.resolve(version).quarantine,
     }
 

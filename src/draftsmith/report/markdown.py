@@ -1,4 +1,4 @@
-"""The short twin of the page, for pull requests: verdict, reasons, checks, headline numbers."""
+"""The short twin of the page, for pull requests: verdict, reasons, checks, numbers, losers."""
 
 from __future__ import annotations
 
@@ -48,6 +48,10 @@ def render_markdown(inputs: ReportInputs) -> str:
         "",
         *_table(("measure", "value (95 % interval)"), _headline(inputs)),
     ]
+    losers = inputs.registration["losers"]
+    if losers:
+        told = ((_text(recipe), _text(why)) for recipe, why in sorted(losers.items()))
+        lines += ["", *_table(("recipe that was not chosen", "why"), told)]
     remedies = [
         f"- {_text(words(check['name']))}: {_text(check['remedy'])}"
         for check in decision["checks"]

@@ -105,7 +105,8 @@ def _time(report: Mapping[str, Any]) -> Table:
     table.add_row("their tokens", f"{bound}{corpus['train_tokens']:,}")
     table.add_row("tokens that the target decodes", f"{bound}{time['rollout_tokens']:,}")
     table.add_row("tokens learned in all steps", f"{bound}{time['training_tokens']:,}")
-    for key in ("rollout_hours", "training_hours", "device_hours", "cost"):
+    table.add_row("tokens learned in a warm start", f"{bound}{time['warm_start_tokens']:,}")
+    for key in ("rollout_hours", "training_hours", "device_hours", "cost", "warm_start_hours"):
         if time[key] is not None:
             table.add_row(key.replace("_", " "), f"{bound}{time[key]:,.1f}")
     return table

@@ -140,8 +140,9 @@ class Gateway:
             ApiError: Nobody decodes any more.
         """
         self._require_engine()
-        self._arriving.discard(call)
+        # In this order: whoever counts from another thread misses none.
         self._calls.update({request.request_id: call for request in call.requests})
+        self._arriving.discard(call)
         self.thread.submit(call.served.engine, call.requests)
 
     def give_up(self) -> None:

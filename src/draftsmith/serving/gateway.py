@@ -86,6 +86,11 @@ class Gateway:
         """Samples that have none yet."""
         return self._num_held() - self.num_running
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for anything."""
+        return self._num_held() == 0
+
     def num_of(self, served: ServedPair) -> int:
         """Samples that a pair still answers; may be asked by any thread."""
         calls = [*self._arriving, *self._calls.values()]

@@ -70,5 +70,6 @@ def test_texts_and_chats_are_continued_greedily(scoring, pair):
     done = requests.post(f"{scoring}/invocations", json=body, timeout=PATIENCE_S)
     expected = [pair.generate(asked, max_new_tokens=NUM_TOKENS).text for asked in body["inputs"]]
     assert (done.status_code, done.json()) == (200, {"predictions": expected})
-    refused = requests.post(f"{scoring}/invocations", json={"prompt": "a"}, timeout=PATIENCE_S)
+    body = {"instances": ["a"]}
+    refused = requests.post(f"{scoring}/invocations", json=body, timeout=PATIENCE_S)
     assert refused.status_code == 400

@@ -33,7 +33,7 @@ class Encoded:
     """
 
     prompts: Sequence[list[int]]
-    bad_words: Sequence[Sequence[int]] = ()
+    bad_words: tuple[tuple[int, ...], ...]
 
 
 def encode(body: Body, served: ServedPair) -> Encoded:
@@ -45,13 +45,13 @@ def encode(body: Body, served: ServedPair) -> Encoded:
     return Encoded(_prompts(body, served), _spellings(body.bad_words, served))
 
 
-def _spellings(words: Sequence[str], served: ServedPair) -> list[list[int]]:
+def _spellings(words: Sequence[str], served: ServedPair) -> tuple[tuple[int, ...], ...]:
     """The tokens of each word, and of a space and the word unless it begins with one."""
     tokenizer = served.pair.target.tokenizer
     spaced = (f" {word}" for word in words if not word[0].isspace())
     texts = dict.fromkeys((*words, *spaced))
     spelled = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
-    return [list(ids) for ids in spelled if ids]
+    return tuple(tuple(ids) for ids in spelled if ids)
 
 
 def _prompts(body: Body, served: ServedPair) -> list[list[int]]:

@@ -175,4 +175,3 @@ def _entry(token_id: int, logprob: float, token_text: TokenText) -> dict[str, An
     spelled = token_text.spelled(token_id)
     name = spelled.decode(errors="replace")
     return {"token": name, "bytes": list(spelled), "logprob": max(logprob, _LEAST)}
-

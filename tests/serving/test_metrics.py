@@ -93,6 +93,7 @@ def test_telemetry_has_a_line_a_sample(counted_server, pair):
     assert found.torn == []
     assert len(found.requests) == 12
     assert {line.domain for line in found.requests} == {"walk"}
+    assert not any(line.shaped_by for line in found.requests)
     assert {line.pair_digest for line in found.requests} == {pair.record.digest}
     assert sum(line.committed for line in found.requests) == sum(u.completion_tokens for u in said)
 

@@ -4,10 +4,10 @@
 unless another is named, is registered in a project of its own beside a second one of the same
 target, and served under `--verify match`, so that every answer has one right text. Callers send
 streamed and plain requests without a pause and give up a tenth of them; the second pair is promoted
-and rolled back in turn. At the end SIGTERM comes in the middle of some answers. Writes JSON; the
-exit status is 1 where a request failed that asked for nothing wrong, a move was not followed, or
-the server did not drain. In another dtype than float32 texts may part at near-ties; they are
-counted only.
+and rolled back in turn, by `draftsmith rollback`. At the end SIGTERM comes in the middle of some
+answers. Writes JSON; the exit status is 1 where a request failed that asked for nothing wrong, the
+server did not drain, a move was followed late or not at all, or memory grew beyond a limit. In
+another dtype than float32 texts may part at near-ties; they are counted only.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import json
 import logging
+import math
 import signal
 import sys
 import tempfile
@@ -54,7 +55,11 @@ _MOST_PROMPT_TOKENS = 128
 _NUM_REQUESTS = 48  # different ones
 _NUM_LAST = 4  # streams that the signal interrupts
 _LAST_TOKENS = 96
-_WARM_UP = 0.25  # of the time, left out of the slope
+_WARM_UP = 0.25  # of the time, left out of the growth
+# Beyond these it fails. A slope of a few minutes is noise.
+_MOST_SWAP_S = 10.0  # from the move to the first answer, at the poll that services have by default
+_MOST_A_MINUTE_MIB, _MOST_GROWTH_MIB = 4.0, 64.0  # behind the warm-up
+_LEAST_MINUTES = 5.0
 _TICK_S = 0.25
 _MOST_SHOWN = 1000  # characters of a log
 _SEED = 0
@@ -105,15 +110,15 @@ class Soak:
         return float(self._process.memory_info().rss) / 2**20
 
     def _swap(self) -> None:
-        kind, digest = self._project.move()
-        moved, fingerprint = time.monotonic(), f"pair-{digest[:16]}"
-        while (seconds := self._load.seconds_to(fingerprint, moved)) is None:
-            if time.monotonic() > moved + PATIENCE_S:
-                self.failures[f"a {kind} that no answer shows"] += 1
+        move = self._project.move()
+        end, fingerprint = time.monotonic() + PATIENCE_S, f"pair-{move.digest[:16]}"
+        while (seconds := self._load.seconds_to(fingerprint, move.since_s)) is None:
+            if time.monotonic() > end:
+                self.failures[f"a {move.kind} that no answer shows"] += 1
                 return
             time.sleep(_TICK_S / 10)
-        self.swaps.append({"kind": kind, "s_to_first_answer": round(seconds, 2)})
-        _LOG.info("event=swapped kind=%s s=%.2f", kind, seconds)
+        self.swaps.append({"kind": move.kind, "s_to_first_answer": round(seconds, 2)})
+        _LOG.info("event=swapped kind=%s s=%.2f", move.kind, seconds)
 
     def require_idle(self) -> None:
         """See that nobody who went away has kept a place."""
@@ -150,7 +155,10 @@ class Soak:
 
 
 def memory(samples: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """MiB at start, end and most, and a minute's growth behind the warm-up.
+    """MiB at start, end and most; and growth behind the warm-up, a minute and on the whole.
+
+    The whole growth is from the median of the first quarter behind the warm-up to that of the last
+    one: while a pair takes over two of them are in memory.
 
     Args:
         samples: Seconds and MiB, in order; two at least.
@@ -158,8 +166,28 @@ def memory(samples: Sequence[tuple[float, float]]) -> dict[str, float]:
     seconds, mib = np.array(samples).T
     late = seconds >= _WARM_UP * seconds[-1]
     slope = np.polyfit(seconds[late], mib[late], 1)[0] * 60 if late.sum() > 1 else 0.0
-    found = {"start": mib[0], "end": mib[-1], "most": mib.max(), "growth_a_minute": slope}
+    quarter = math.ceil(late.sum() / 4)
+    growth = np.median(mib[late][-quarter:]) - np.median(mib[late][:quarter])
+    found = {"start": mib[0], "end": mib[-1], "most": mib.max()}
+    found |= {"growth_a_minute": slope, "growth": growth}
     return {f"{name}_mib": round(float(value), 2) for name, value in found.items()}
+
+
+def exceeded(report: Mapping[str, Any]) -> list[str]:
+    """The limits that a run did not keep, and by what."""
+    found = []
+    for swap in report["swaps"]:
+        if swap["s_to_first_answer"] > _MOST_SWAP_S:
+            found.append(
+                f"a {swap['kind']} was followed after {swap['s_to_first_answer']} s, "
+                f"later than {_MOST_SWAP_S:g}"
+            )
+    whole, slope = report["memory"]["growth_mib"], report["memory"]["growth_a_minute_mib"]
+    if whole > _MOST_GROWTH_MIB:
+        found.append(f"memory grew by {whole} MiB, by more than {_MOST_GROWTH_MIB:g}")
+    if slope > _MOST_A_MINUTE_MIB and report["minutes"] >= _LEAST_MINUTES:
+        found.append(f"memory grew by {slope} MiB a minute, by more than {_MOST_A_MINUTE_MIB:g}")
+    return found
 
 
 def _chats(pair: Pair, chosen: argparse.Namespace) -> list[list[dict[str, str]]]:
@@ -194,7 +222,7 @@ def _soaked(project: Project, chosen: argparse.Namespace) -> tuple[Load, Soak]:
     pair = project.pair
     wanted = drawn(_chats(pair, chosen), pair, num=_NUM_REQUESTS, seed=_SEED)
     _LOG.info("event=prepared requests=%d", len(wanted))
-    options = ("--root", str(project.root), "--poll", "1", "--verify", "match")
+    options = ("--root", str(project.root), "--verify", "match")
     context = ("--max-context", str(_MAX_CONTEXT))
     with running(f"models:/{NAME}@champion", *options, *context) as service:
         is_exact = _dtype(pair) == "float32"
@@ -218,8 +246,8 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         project = _project(chosen, Path(scratch))
         load, soak = _soaked(project, chosen)
     pair, device = project.pair, provenance.device()
-    report = {
-        "schema": 1,
+    report: dict[str, Any] = {
+        "schema": 2,
         "device": device,
         "dtype": _dtype(pair),
         "pair": {"target": pair.record.target_digest, "draft": pair.draft.manifest.digest},
@@ -229,8 +257,14 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         "failures": dict(load.failures + soak.failures),
         "memory": memory(soak.memory),
         "swaps": soak.swaps,
+        "limits": {
+            "s_to_first_answer": _MOST_SWAP_S,
+            "growth_a_minute_mib": _MOST_A_MINUTE_MIB,
+            "growth_mib": _MOST_GROWTH_MIB,
+        },
         "provenance": provenance.collect(_SEED),
     }
+    report["exceeded"] = exceeded(report)
     out = chosen.out or any_pair.place("soak", device)
     write_json(out, report)
     sys.stdout.write(f"{shown(report)}\nwritten: {out}\n")
@@ -245,6 +279,7 @@ def shown(report: Mapping[str, Any]) -> str:
         ", ".join(f"{name} {value}" for name, value in report["memory"].items()),
         f"{len(waits)} swaps, {max(waits, default=0.0):.1f} s at most to the first answer",
         *(f"FAILED {count} times: {reason}" for reason, count in report["failures"].items()),
+        *(f"EXCEEDED: {what}" for what in report["exceeded"]),
     ]
     return "\n".join(lines)
 
@@ -265,7 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DraftsmithError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    return 1 if report["failures"] else 0
+    return 1 if report["failures"] or report["exceeded"] else 0
 
 
 if __name__ == "__main__":

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftsmith.artifacts import digest_bytes, write_json
+import yaml
+
+from draftsmith.artifacts import digest_bytes, write_json, write_text
 from draftsmith.drafts.checkpoint import Lineage, save_draft
 from draftsmith.drafts.student import build_student
+from draftsmith.errors import RegistryError
 from draftsmith.registry.generation import Pair
 from draftsmith.registry.loading import load_directory, parse_uri
 from draftsmith.registry.mlflow_connection import REGISTRY_VARIABLE, TRACKING_VARIABLE
@@ -23,6 +29,22 @@ NAME = "soak"
 PROMOTION, ROLLBACK = "promotion", "rollback"
 _TINY_STEPS = 60
 _BENCHMARK = "benchmark.json"
+_LOOK_S = 0.1  # between two looks at the alias while it is to move
+
+
+@dataclass(frozen=True)
+class Move:
+    """A move of the alias.
+
+    Attributes:
+        kind: What was done.
+        digest: Of the pair that is champion now.
+        since_s: When, by `time.monotonic`, the registry was last seen to name the other pair.
+    """
+
+    kind: str
+    digest: str
+    since_s: float
 
 
 @dataclass(frozen=True)
@@ -42,21 +64,48 @@ class Project:
     versions: tuple[str, str]
     digests: tuple[str, str]
 
-    def move(self) -> tuple[str, str]:
+    def move(self) -> Move:
         """Promote the other version where the first is champion, else roll it back.
 
-        Returns:
-            What was done, and the digest of the pair that is champion now.
+        Raises:
+            RegistryError: The rollback failed.
         """
         first, other = self.versions
-        champion = self.store.champion()
-        if champion is not None and champion.version == first:
+        since_s = time.monotonic()
+        if self._is_champion(first):
             self.store.promote(other, ["soak"])
-            return PROMOTION, self.digests[1]
-        self.store.rollback(reason="soak", is_reachable=lambda _: True)
+            return Move(PROMOTION, self.digests[1], since_s)
+        since_s = self._roll_back(other)
         # It is to be promoted again, which nobody may who has a service.
         self.store.catalog.client.delete_model_version_tag(NAME, other, QUARANTINE_TAG)
-        return ROLLBACK, self.digests[0]
+        return Move(ROLLBACK, self.digests[0], since_s)
+
+    def _is_champion(self, version: str) -> bool:
+        champion = self.store.champion()
+        return champion is not None and champion.version == version
+
+    def _roll_back(self, champion: str) -> float:
+        """By the command that people use; returns when the champion was last seen to be one."""
+        command = [sys.executable, "-m", "draftsmith.cli", "rollback", "--root", str(self.root)]
+        with subprocess.Popen(
+            [*command, "--reason", "soak"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            since_s = asked_s = time.monotonic()
+            while self._is_champion(champion) and process.poll() is None:
+                time.sleep(_LOOK_S)
+                since_s, asked_s = asked_s, time.monotonic()
+            _, said = process.communicate()
+        if process.returncode == 0:
+            return since_s
+        raise RegistryError(
+            f"rolling version {champion} back",
+            found=f"status {process.returncode}: {' '.join(said.split())}",
+            expected="status 0",
+            remedy=f"run `draftsmith rollback --root {self.root}` by hand",
+        )
 
 
 def make_project(folder: Path, root: Path) -> Project:
@@ -71,7 +120,10 @@ def make_project(folder: Path, root: Path) -> Project:
         os.environ.pop(variable, None)
     write_json(root / _BENCHMARK, {"draft_length": 2})
     other = draft_of_layers(pair.target, root / "other", (0,))
-    store = PairStore(root, RegistryConfig(name=NAME, experiment=NAME))
+    config = RegistryConfig(name=NAME, experiment=NAME)
+    sections = {"registry": dataclasses.asdict(config)}  # for the command line
+    write_text(root / "build" / "config.yaml", yaml.safe_dump(sections))
+    store = PairStore(root, config)
     source = str(pair.target.directory.resolve())
     known = {path.name: path for path in sorted((folder / "evidence").glob("*.json"))}
     first = store.register(

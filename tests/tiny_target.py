@@ -56,7 +56,7 @@ def conversations(style: str) -> list[tuple[str, str, str]]:
     return result
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(vocab_size: int = 512) -> PreTrainedTokenizerFast:
     """Byte-pair tokenizer of the small world with a chat template."""
     text = [part for style in ("home", "away") for row in conversations(style) for part in row[1:]]
     tokenizer = Tokenizer(models.BPE())
@@ -64,7 +64,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=512, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL,
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(text, trainer)
     fast = PreTrainedTokenizerFast(

@@ -248,12 +248,25 @@ def test_a_request_can_be_aborted_before_it_was_admitted(engine):
         assert names(engine.step()) == {first.request_id}
 
 
-def test_few_free_rows_are_kept_for_a_common_prefill_only_while_more_wait(llama):
-    engine = engine_of(llama, "none", rows=32, draft_length=0)  # an eighth is 4
-    engine.open(CONTEXT)
+def full_engine(llama, **options):
+    """32 rows in flight, and five requests that wait."""
+    engine = engine_of(llama, "none", rows=32, draft_length=0)
+    engine.open(CONTEXT, **options)
     engine.submit([plain(f"first{index}", 2, num_new=24) for index in range(32)])
     engine.step()
     engine.submit([plain(f"next{index}", 2, num_new=24) for index in range(5)])
+    return engine
+
+
+def test_a_row_of_a_service_is_free_for_whoever_waits(llama):
+    engine = full_engine(llama)
+    for index in range(5):
+        engine.abort(f"first{index}")
+        assert f"next{index}" in names(engine.step())
+
+
+def test_few_free_rows_are_kept_for_a_common_prefill_only_while_more_wait(llama):
+    engine = full_engine(llama, prefill_chunk=None)  # an eighth is 4
     for index in range(3):
         engine.abort(f"first{index}")
         assert not any(name.startswith("next") for name in names(engine.step()))

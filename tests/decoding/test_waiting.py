@@ -68,6 +68,7 @@ EVERYTHING = SamplingParams(
     presence_penalty=0.3,
     frequency_penalty=0.2,
     logit_bias=((4, 1.0),),
+    bad_words_ids=((7,), (1, 50, 3)),
     min_new_tokens=9,
     stop_token_ids=(3, 5),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -9,10 +10,13 @@ from transformers import SuppressTokensLogitsProcessor
 
 from draftsmith.decoding import Request, SamplingParams, Tree
 from draftsmith.drafts.checkpoint import load_draft
+from draftsmith.drafts.joined import LoadedDraft
+from draftsmith.drafts.student import build_student
 from draftsmith.errors import DecodingError
 from draftsmith.evaluation.cost_model import ForwardCosts, RoundCosts
 from draftsmith.evaluation.profiling import kept_costs
 from draftsmith.registry.generation import Pair
+from draftsmith.registry.pair import DraftIdentity
 from draftsmith.targets.loading import load_target
 from tests.registry.tiny_models import save_draft_for, save_target
 
@@ -84,6 +88,17 @@ def test_texts_that_are_streamed_in_turn_are_those_of_each_alone(served):
     assert ["".join(pieces) for pieces in zip(*turns, strict=True)] == expected
 
 
+def test_a_named_length_copies_as_was_measured_for_its_rows(pair, tmp_path):
+    """Beside three drafts nothing is longer than copies; a size that says nothing takes all."""
+    sizes = [{"batch_size": 4}, {"batch_size": 8, "lookup_length": 4}]
+    measured = {"draft_length": 2, "lookup_length": 6, "batch": sizes}
+    models = {"target": pair.target, "draft": pair.draft}
+    copying = Pair(pair.record, {}, **models, measured=measured, costs=tmp_path)
+    longest = [copying.engine(3, max_rows=rows).max_draft_length for rows in (1, 4, 8)]
+    assert longest == [6, 6, 4]
+    assert copying.engine(0, max_rows=8).max_draft_length == 0
+
+
 EVALUATION = {
     "survival": {"0.0": [0.5, 0.25]},
     "copied": {"0.0": {"share": 0.0, "survival": []}},
@@ -109,6 +124,29 @@ def test_a_length_that_adapts_may_be_a_measured_tree(pair, tmp_path):
     assert any(answer.trace.ranks)
     assert answer.token_ids == adapting.generate("hello", draft_length=0, **asked).token_ids
     assert not any(adapting.generate("hello", draft_length=2, **asked).trace.ranks)
+
+
+def test_costs_are_those_of_every_draft_of_this_shape_and_of_no_other(pair, tmp_path):
+    """Nothing is measured anew for a draft that was trained further."""
+    manifest, target = pair.draft.manifest, pair.target
+
+    def beside(draft, **changes):
+        identity = DraftIdentity.from_json(vars(draft.manifest))
+        record = dataclasses.replace(pair.record, draft=identity, **changes)
+        return Pair(record, {}, target=target, draft=draft, measured={}, costs=tmp_path)
+
+    def like(model, **changes):
+        return LoadedDraft(model, None, dataclasses.replace(manifest, **changes))
+
+    kept_costs(tmp_path, pair._cost_key(4), lambda: flat_costs(pair._grid(4)))
+    retrained = beside(like(pair.draft.model, digest="c" * 64, weights_digest="d" * 64))
+    assert retrained.record.digest != pair.record.digest
+    assert retrained.has_costs(4)
+    assert not retrained.has_costs(8)
+    assert not beside(like(build_student(target.model, (0,), None))).has_costs(4)
+    assert not beside(like(pair.draft.model, family="causal-lm")).has_costs(4)
+    other = {**pair.record.target, "digest": "e" * 64}
+    assert not beside(like(pair.draft.model), target=other).has_costs(4)
 
 
 @pytest.fixture(scope="module")

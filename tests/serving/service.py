@@ -26,7 +26,7 @@ CHAMPION = "models:/demo@champion"
 QUESTIONS = [question for _, question, _ in tiny_target.conversations("home")]
 TRAINING_STEPS = 60
 PATIENCE_S = 60.0
-_EXTENSIONS = ("top_k", "min_p", "repetition_penalty", "min_tokens")
+_EXTENSIONS = ("top_k", "min_p", "repetition_penalty", "min_tokens", "bad_words")
 
 
 def make_target(folder: Path) -> None:

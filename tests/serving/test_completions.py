@@ -28,7 +28,7 @@ def test_a_greedy_answer_is_that_of_the_pair_offline(client, pair, question):
     assert done.usage.total_tokens == done.usage.prompt_tokens + done.usage.completion_tokens
     assert done.usage.speculation == {
         "drafted": expected.num_drafted,
-        "accepted": expected.num_accepted,
+        "accepted": sum(map(min, expected.trace.accepted, expected.trace.committed)),
         "rounds": expected.num_rounds,
         "block_efficiency": round(expected.block_efficiency, 4),
     }
@@ -146,6 +146,29 @@ def test_a_bias_forces_and_bans_tokens(client, pair):
     assert set(expected.token_ids) == {forced}
 
 
+@pytest.mark.parametrize("given", [{}, {"temperature": 0.8, "seed": 4}])
+def test_bad_words_are_in_no_answer(client, pair, given):
+    """Neither at the beginning of a word nor behind a space."""
+    question, sampling = QUESTIONS[1], {"max_new_tokens": 24, **given}
+    plain = pair.generate(question, **sampling)
+    words = sorted({word for word in plain.text.split() if word.isalpha()})[:3]
+    assert len(words) == 3
+    tokenizer = pair.target.tokenizer
+    spelled = [
+        tokenizer(text, add_special_tokens=False).input_ids
+        for word in words
+        for text in (word, f" {word}")
+    ]
+    assert max(map(len, spelled)) > 1
+    expected = pair.generate(question, bad_words_ids=spelled, **sampling)
+    body = asked(chat(question, bad_words=words, **given))
+    done = client.chat.completions.create(**body)
+    assert done.choices[0].message.content == expected.text != plain.text
+    for ids in spelled:
+        places = range(len(expected.token_ids) - len(ids) + 1)
+        assert ids not in [expected.token_ids[i : i + len(ids)] for i in places]
+
+
 def test_completions_take_texts_and_tokens_without_a_template(client, pair):
     texts = ["the red fox", "nobody knows"]
     ids = [list(pair.target.tokenizer(text).input_ids) for text in texts]
@@ -157,7 +180,9 @@ def test_completions_take_texts_and_tokens_without_a_template(client, pair):
     one = client.completions.create(prompt=texts[1], logprobs=2, **body).choices[0]
     assert one.text == by_text.choices[1].text
     assert "".join(one.logprobs.tokens) == one.text
-    assert len(one.logprobs.top_logprobs[0]) == 2
+    for name, top in zip(one.logprobs.tokens, one.logprobs.top_logprobs, strict=True):
+        assert name in top
+        assert len(top) in (2, 3)
     assert one.logprobs.text_offset[1] == len(one.logprobs.tokens[0])
     streamed = client.completions.create(prompt=texts[1], stream=True, **body)
     assert "".join(chunk.choices[0].text for chunk in streamed) == one.text

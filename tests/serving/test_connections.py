@@ -228,7 +228,11 @@ def test_a_stream_whose_reader_has_stalled_ends_without_waiting_for_it(caplog):
             await send({"type": "http.response.body", "body": bytes(1 << 20), "more_body": True})
 
     guard = Guard(
-        endless, limits=Limits(client_timeout_s=0.2), keys=(), on_refusal=lambda status: None
+        endless,
+        limits=Limits(client_timeout_s=0.2),
+        keys=(),
+        on_refusal=lambda status: None,
+        is_ending=lambda: False,
     )
     with answering(guard) as (server, address), socket.create_connection(address, 60) as reader:
         reader.sendall(b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n")

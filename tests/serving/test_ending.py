@@ -1,4 +1,4 @@
-"""The end of a server: whoever gets no answer is told so, in OpenAI's shape."""
+"""The end of a server: what was begun is answered, or its callers are told, in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ import json
 import signal
 
 import pytest
+import requests
 
-from tests.serving.service import QUESTIONS, chat, engine_held, open_stream, serving, wait_until
+from tests.serving.service import (
+    QUESTIONS,
+    chat,
+    engine_held,
+    health,
+    open_stream,
+    post,
+    serving,
+    wait_until,
+)
 
 
 def at_the_deadline(server):
@@ -37,3 +47,25 @@ def test_who_gets_no_answer_is_told(project, end, drain_s, is_streamed):
     assert "[DONE]" not in body
     if not is_streamed:
         assert json.loads(body)["error"]["type"] == "server_error"
+
+
+def test_while_it_drains_probes_are_answered_and_nothing_else_is_taken_on(project):
+    with serving(project.root, drain_s=60) as server:
+        url = f"{server.url}/health"
+        with engine_held(server):
+            begun = open_stream(server, chat(QUESTIONS[0], stream=True))
+            wait_until(lambda: server.state.gateway._calls)
+            server.stop()
+            wait_until(lambda: server.state.gateway.is_draining)
+            found = requests.get(f"{server.url}/ready", timeout=60)
+            assert (found.status_code, found.json()) == (503, {"ready": False})
+            assert health(server)["waiting"] == 1
+            metrics = requests.get(f"{server.url}/metrics", timeout=60).text
+            assert "draftsmith_is_draining 1" in metrics
+            done = post(server, chat(QUESTIONS[1]))
+            assert (done.status_code, done.headers["Connection"]) == (503, "close")
+            assert done.json()["error"]["code"] == "server_ending"
+        _, _, body = begun.read_all().decode().partition("\r\n\r\n")
+        assert "data: [DONE]" in body
+    with pytest.raises(requests.ConnectionError):
+        requests.get(url, timeout=60)

@@ -1,8 +1,9 @@
-"""How often a version is tried whose download breaks off, by a clock that the test sets."""
+"""What a follower does at each look, without pairs and by a clock that the test sets."""
 
 from __future__ import annotations
 
 import itertools
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -17,14 +18,23 @@ from draftsmith.serving.state import ServerState
 FACTS = {"found": "a broken connection", "expected": "a whole file", "remedy": "wait"}
 
 
+class Served:
+    """A pair that answers."""
+
+    pair, name, digest, draft_length = None, "demo", "digest", 3
+
+    def __init__(self, version):
+        self.version = version
+
+
 class Source:
-    """Names a version whose download fails, and notes when it was tried."""
+    """Names a version whose download fails unless told otherwise, and notes when it was tried."""
 
     uri = "models:/demo@champion"
 
     def __init__(self, clock):
         self.named, self.error = "2", RegistryError("fetching", **FACTS)
-        self.tries = []
+        self.tries, self.on_load = [], lambda: None
         self._clock = clock
 
     def version(self):
@@ -32,7 +42,24 @@ class Source:
 
     def load(self, version, *, beside):
         self.tries.append(self._clock.now)
-        raise self.error
+        self.on_load()
+        if self.error is not None:
+            raise self.error
+
+
+class Gateway:
+    """Version 1 answers; `num_left` samples are left of any pair that was replaced."""
+
+    def __init__(self, metrics):
+        self.served, self.num_left = Served("1"), 0
+        self.records = SimpleNamespace(metrics=metrics)
+        self.thread = SimpleNamespace(run=lambda chore: SimpleNamespace(result=lambda: chore))
+
+    def replace(self, served):
+        self.served = served
+
+    def num_of(self, served):
+        return self.num_left
 
 
 class Watch:
@@ -43,12 +70,10 @@ class Watch:
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(module, "_free_memory", lambda: None)
         self.source = Source(self)
-        metrics = SimpleNamespace(swapped=self.outcomes.append)
-        gateway = SimpleNamespace(
-            served=SimpleNamespace(version="1", pair=None, name="demo"),
-            records=SimpleNamespace(metrics=metrics),
-        )
-        state = ServerState(gateway, None)
+        monkeypatch.setattr(module, "prepare", lambda pair, name, version, **_: Served(version))
+        monkeypatch.setattr(module, "self_test", lambda served: None)
+        self.gateway = Gateway(SimpleNamespace(swapped=self.outcomes.append))
+        state = ServerState(self.gateway, None)
         self.swap = state.swap
         options = FollowOptions(self.source, EngineOptions(), Limits(), poll_s=1.0)
         self._follower = Follower(state, options, lambda call: call())
@@ -103,3 +128,67 @@ def test_a_damaged_pair_is_refused_once_and_not_tried_again(watch):
     assert len(watch.source.tries) == 1
     assert watch.swap.refused.is_final
     assert watch.outcomes == ["refused"]
+
+
+@pytest.fixture
+def loading(watch):
+    """The same watch; what is named can be loaded."""
+    watch.source.error = None
+    return watch
+
+
+def test_a_move_back_while_a_pair_is_loaded_is_not_overtaken_by_it(loading):
+    first = loading.gateway.served
+    loading.source.on_load = lambda: setattr(loading.source, "named", "1")
+    loading.look(seconds=5)
+    assert loading.gateway.served is first
+    assert (loading.source.tries, loading.outcomes) == ([0.0], [])
+    assert (loading.swap.refused, loading.swap.unreachable) == (None, None)
+
+
+def test_a_third_version_that_is_named_meanwhile_is_loaded_next(loading):
+    loading.source.on_load = lambda: setattr(loading.source, "named", "3")
+    loading.look(seconds=2)
+    assert loading.gateway.served.version == "3"
+    assert (loading.source.tries, loading.outcomes) == ([0.0, 1.0], ["taken over"])
+
+
+def test_a_pair_is_not_taken_where_nobody_can_say_whether_it_is_named_yet(loading, monkeypatch):
+    first = loading.gateway.served
+
+    def away():
+        raise RegistryError("asking", **FACTS)
+
+    loading.source.on_load = lambda: monkeypatch.setattr(loading.source, "version", away)
+    loading.look(seconds=1)
+    assert loading.gateway.served is first
+    assert "a broken connection" in loading.swap.unreachable
+
+
+@pytest.mark.parametrize("num_left", [0, 1])
+def test_the_pair_that_was_replaced_comes_back_without_a_load(loading, num_left):
+    first = loading.gateway.served
+    loading.look(seconds=1)
+    assert loading.gateway.served.version == "2"
+    loading.source.named, loading.gateway.num_left = "1", num_left
+    loading.look(seconds=1)
+    assert loading.gateway.served is first
+    assert (len(loading.source.tries), loading.outcomes) == (1, ["taken over"] * 2)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_the_pair_that_was_replaced_is_let_go_once_it_has_ended_what_it_began(
+    loading, monkeypatch, is_away
+):
+    def away():
+        raise RegistryError("asking", **FACTS)
+
+    first = weakref.ref(loading.gateway.served)
+    loading.gateway.num_left = 1
+    loading.look(seconds=3)
+    assert first() is not None
+    loading.gateway.num_left = 0
+    if is_away:
+        monkeypatch.setattr(loading.source, "version", away)
+    loading.look(seconds=1)
+    assert first() is None

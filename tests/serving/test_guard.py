@@ -18,8 +18,8 @@ def scope_of(path, headers=()):
 
 
 def guarded(app, **options):
-    given = {"limits": Limits(), "keys": (), "on_refusal": lambda status: None, **options}
-    return Guard(app, **given)
+    given = {"limits": Limits(), "keys": (), "on_refusal": lambda status: None}
+    return Guard(app, **{**given, "is_ending": lambda: False, **options})
 
 
 async def withheld():
@@ -117,3 +117,12 @@ def test_keyless_bodies_that_trickle_in_hold_no_place():
     statuses, bodies = asyncio.run(crowd())
     assert statuses == [200]
     assert bodies[-1] == b"{}"
+
+
+def test_at_the_end_the_api_is_closed_and_probes_are_answered():
+    app = App()
+    guard = guarded(app, keys=(KEY,), is_ending=lambda: True)
+    assert asked(guard, "/v1/completions", HAS_KEY) == [503]
+    assert asked(guard, "/v1/completions") == [401]  # strangers learn nothing
+    assert app.bodies == []
+    assert asked(guard, "/ready") == [200]

@@ -75,12 +75,16 @@ WRONG = [
     (chat(QUESTION, stop=""), 400, "stop.0"),
     (chat(QUESTION, stop=["a", 1]), 400, "stop.1"),
     (chat(QUESTION, stop=["a"] * 17), 400, "stop"),
+    (chat(QUESTION, bad_words=["a", ""]), 400, "bad_words.1"),
+    (chat(QUESTION, bad_words="fox"), 400, "bad_words"),
+    (chat(QUESTION, bad_words=["a"] * 129), 400, "bad_words"),
     (chat(QUESTION, logit_bias={"999999": 1}), 400, "logit_bias"),
     (chat(QUESTION, logit_bias={"fox": 1}), 400, "logit_bias"),
     (chat(QUESTION, logit_bias={"1": 101}), 400, "logit_bias"),
     (chat(QUESTION, top_logprobs=3), 400, "top_logprobs"),
     (chat(QUESTION, logprobs=True, top_logprobs=21), 400, "top_logprobs"),
     (chat(QUESTION, stream="yes"), 400, "stream"),
+    (chat(QUESTION, stream_options={"include_usage": True}), 400, "stream_options"),
     (chat(QUESTION, tools=[{"type": "function"}]), 400, "tools"),
     (chat(QUESTION, response_format={"type": "json_object"}), 400, "response_format.type"),
     (chat(QUESTION, num_beams=2), 400, "num_beams"),
@@ -261,6 +265,8 @@ def test_more_than_there_is_room_for_is_refused_with_the_time_to_come_back(narro
     refused(post(narrow, chat(QUESTION, n=3)), 400, "n")
     body = {"model": NAME, "prompt": ["a", ""], "n": 2}
     refused(post(narrow, body, "/v1/completions"), 400, "n")
+    body = {"model": NAME, "prompt": ["a", "b", "c"]}
+    refused(post(narrow, body, "/v1/completions"), 400, "prompt")
 
 
 def test_a_request_that_takes_too_long_is_given_up(narrow):

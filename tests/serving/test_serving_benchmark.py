@@ -78,7 +78,7 @@ def test_every_arm_is_measured_at_every_number_of_requests(
             assert arm["median_tokens_per_s"] > 0
             assert 0 < arm["first_ms"]["median"] <= arm["first_ms"]["p95"]
             assert arm["per_token_ms"]["median"] > 0
-        assert cell["groups"] == 3
+        assert cell["groups"] == 6
         for ratio in cell["ratios"].values():
             assert 0 < ratio["low"] <= ratio["mean"] <= ratio["high"]
     assert report["device"]["name"] in text

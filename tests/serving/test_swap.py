@@ -16,6 +16,7 @@ from draftsmith.serving.gateway import Call
 from draftsmith.serving.source import PairSource
 from tests.serving.service import (
     CHAMPION,
+    PATIENCE_S,
     QUESTIONS,
     chat,
     client_of,
@@ -123,6 +124,34 @@ def test_the_way_back_is_open_while_the_old_pair_ends_what_it_began(
     wait_until(lambda: health(following)["version"] == "1")
     assert gateway.served is first
     gateway._arriving.discard(begun)
+
+
+def test_a_rollback_while_a_pair_is_loaded_is_not_overtaken(
+    project, following, promoted_again, monkeypatch, caplog
+):
+    load, begun, released, loaded = PairSource.load, threading.Event(), threading.Event(), []
+
+    def slowly(self, version, **given):
+        begun.set()
+        assert released.wait(PATIENCE_S)
+        pair = load(self, version, **given)
+        loaded.append(weakref.ref(pair.draft.model))
+        return pair
+
+    caplog.set_level("INFO", "draftsmith")
+    monkeypatch.setattr(PairSource, "load", slowly)
+    first = following.state.gateway.served
+    promoted_again.promote("2", ["faster"])
+    assert begun.wait(PATIENCE_S)
+    project.store.rollback(reason="slower after all", is_reachable=lambda item: True)
+    released.set()
+    wait_until(lambda: "event=overtaken version=2" in caplog.text)
+    wait_until(lambda: (gc.collect(), loaded[0]())[1] is None)  # nothing of it is kept
+    assert following.state.gateway.served is first
+    assert post(following, chat(QUESTIONS[0])).status_code == 200
+    metrics = following.state.exposition()
+    assert 'swaps_total{outcome="taken over"} 0' in metrics
+    assert 'swaps_total{outcome="refused"} 0' in metrics
 
 
 def test_what_failed_by_chance_is_tried_again(following, promoted_again, monkeypatch):

@@ -19,7 +19,7 @@ from draftsmith.decoding.slot_model import SlotModel
 
 PREFILL_CHUNK = 512  # so wide a forward keeps a device busy; a wider one only stalls others longer
 _FORWARD = 128  # what a forward more costs, in positions that it must save to be worth it
-_REFILL_SHARE = 8  # while more wait than rows are free, an eighth of the rows enters at once
+_REFILL_SHARE = 8  # where prompts are read whole and more wait than rows are free, an eighth enters
 
 
 class Admission:
@@ -112,8 +112,9 @@ class Admission:
         if long is not None:
             self._waiting.remove(long)
             self._reading, self._num_read = long, 0
-        is_too_few = is_short_of_rows and len(whole) * _REFILL_SHARE < self._num_rows
-        return [] if is_too_few else whole
+        # Who was here from the start may wait for a common prefill; a service leaves no row idle.
+        is_patient = self._chunk is None and is_short_of_rows
+        return [] if is_patient and len(whole) * _REFILL_SHARE < self._num_rows else whole
 
     def _is_long(self, row: Row) -> bool:
         return self._chunk is not None and len(row.token_ids) - 1 > self._chunk

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from draftsmith.decoding.bad_words import ANY, NOTHING, BadWords, aligned, forbid
 from draftsmith.decoding.distribution import SamplingTensors
 from draftsmith.decoding.ngrams import NgramIndex
 from draftsmith.decoding.penalties import History, Penalties, add_bias, penalise
@@ -70,6 +71,7 @@ class Batch:
         self._keys: Tensor | None = None
         self._penalties: Penalties | None = None
         self._bias: Tensor | None = None
+        self._words: BadWords | None = None
         self._counts: tuple[list[int], History] | None = None  # lengths they are counts of
 
     def __len__(self) -> int:
@@ -125,13 +127,18 @@ class Batch:
         token_ids: Tensor | None = None,
         prefixes: Sequence[tuple[int, ...]] = (),
     ) -> Tensor:
-        """Logits after the rows' bias, penalties and minimum lengths; see `penalise`."""
-        if any(row.request.params.logit_bias for row in self.rows):
+        """Logits after the rows' bias, penalties, minimum lengths and bad words; see `penalise`."""
+        params = [row.request.params for row in self.rows]
+        if any(one.logit_bias for one in params):
             logits = add_bias(logits, self._row_bias(), token_ids)
-        if not any(row.request.params.depends_on_history for row in self.rows):
+        if any(one.depends_on_history for one in params):
+            penalties, history = self._row_penalties(), self._history()
+            logits = penalise(logits, penalties, history, drafts, token_ids, prefixes)
+        if not any(one.bad_words_ids for one in params):
             return logits
-        penalties, history = self._row_penalties(), self._history()
-        return penalise(logits, penalties, history, drafts, token_ids, prefixes)
+        words = self._row_words()
+        tails = self._tails(words.before.shape[1])
+        return forbid(logits, words, tails, drafts, token_ids, prefixes)
 
     def _row_bias(self) -> Tensor:
         if self._bias is None:
@@ -141,6 +148,24 @@ class Batch:
                     bias[index, token_id] = added
             self._bias = bias.to(self.device, non_blocking=True)
         return self._bias
+
+    def _row_words(self) -> BadWords:
+        if self._words is None:
+            by_row = [row.request.params.bad_words_ids for row in self.rows]
+            words = [(index, word) for index, of_row in enumerate(by_row) for word in of_row]
+            span = max(len(word) for _, word in words) - 1
+            self._words = BadWords(
+                rows=self._tensor([index for index, _ in words], torch.long),
+                before=self._tensor([aligned(w[:-1], span, ANY) for _, w in words], torch.long),
+                last=self._tensor([word[-1] for _, word in words], torch.long),
+            )
+        return self._words
+
+    def _tails(self, span: int) -> Tensor:
+        """The last tokens of the answers, int64 `[rows, span]`."""
+        first = [max(len(row.request.prompt_ids), len(row.token_ids) - span) for row in self.rows]
+        answers = [row.token_ids[start:] for row, start in zip(self.rows, first, strict=True)]
+        return self._tensor([aligned(ids, span, NOTHING) for ids in answers], torch.long)
 
     def _row_penalties(self) -> Penalties:
         if self._penalties is None:

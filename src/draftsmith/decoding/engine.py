@@ -240,6 +240,9 @@ class Engine:
                 f"a bias of ids outside 0..{vocab - 1}": not all(
                     token_id < vocab for token_id, _ in request.params.logit_bias
                 ),
+                f"bad words of ids outside 0..{vocab - 1}": not all(
+                    max(word) < vocab for word in request.params.bad_words_ids
+                ),
                 "an id that another request has": request.request_id in seen,
             }
             seen.add(request.request_id)

@@ -8,8 +8,9 @@ measured rounding difference of its forwards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,8 +19,10 @@ from transformers import PreTrainedModel
 from draftsmith.decoding.batch import pad_prompts, to_device
 from draftsmith.decoding.slot_model import SlotModel
 
+T = TypeVar("T")
 ROWS = 8  # of the batches that are compared
 Prompts = Sequence[tuple[str, list[int]]]
+Steps = Generator[None, None, T]  # pauses behind every forward
 
 
 @dataclass(frozen=True)
@@ -66,16 +69,28 @@ def judge_divergences(
         other: Output with drafts, or of another engine, by name.
         width: Positions of a verification; of an engine without one, any number above 1.
     """
-    tolerance = rounding_difference(target, prompts, plain, width=width)
-    divergences = [
-        divergence
-        for name, ids in prompts
-        if (divergence := _compare(target, name, ids, plain[name], other[name])) is not None
-    ]
+    return _finished(judging(target, prompts, plain, other, width=width))
+
+
+def judging(
+    target: PreTrainedModel,
+    prompts: Prompts,
+    plain: Mapping[str, list[int]],
+    other: Mapping[str, list[int]],
+    *,
+    width: int,
+) -> Steps[Judgement]:
+    """`judge_divergences`, a forward at a time, for who has other work between them."""
+    tolerance = yield from _rounding(target, prompts, plain, width=width)
+    divergences = []
+    for name, ids in prompts:
+        divergence = _compare(target, name, ids, plain[name], other[name])
+        if divergence is not None:
+            divergences.append(divergence)
+            yield
     return Judgement(tolerance, divergences)
 
 
-@torch.inference_mode()
 def rounding_difference(
     target: PreTrainedModel, prompts: Prompts, responses: Mapping[str, list[int]], *, width: int
 ) -> float:
@@ -89,13 +104,32 @@ def rounding_difference(
     reads the keys and values that it wrote itself. So the figure holds all that decoding with
     drafts rounds differently.
     """
+    return _finished(_rounding(target, prompts, responses, width=width))
+
+
+def _finished(steps: Steps[T]) -> T:
+    """What comes of them, without a pause."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+
+@torch.inference_mode()
+def _rounding(
+    target: PreTrainedModel, prompts: Prompts, responses: Mapping[str, list[int]], *, width: int
+) -> Steps[float]:
     worst = 0.0
     for start in range(0, len(prompts), ROWS):
         group = prompts[start : start + ROWS]
         heads = [ids[:-1] for _, ids in group]
         inputs = [ids[-1:] + responses[name][:-1] for name, ids in group]
         widths = (1, width, max(map(len, inputs)))
-        replays = [_replay(target, heads, inputs, width=w) for w in widths]
+        replays = []
+        for positions in widths:
+            replays.append((yield from _replay(target, heads, inputs, width=positions)))
         for row, tokens in enumerate(inputs):
             logits = torch.stack([replay[row, : len(tokens)] for replay in replays])
             top = logits[:1].topk(2, dim=-1).indices.expand(len(logits), -1, -1)
@@ -106,7 +140,7 @@ def rounding_difference(
 
 def _replay(
     target: PreTrainedModel, heads: list[list[int]], inputs: list[list[int]], *, width: int
-) -> Tensor:
+) -> Steps[Tensor]:
     """Logits of `inputs` behind their `heads`, `width` positions a forward.
 
     Returns:
@@ -119,12 +153,14 @@ def _replay(
     if longest:
         tokens, positions = pad_prompts(heads, target.device)
         slots.forward(tokens, positions, span=longest, keep=0)
+        yield
     tokens, places = pad_prompts([i + [0] * (steps - len(i)) for i in inputs], target.device)
     positions = places + to_device([[len(head)] for head in heads], target.device)
-    logits = [
-        slots.forward(tokens[:, i : i + width], positions[:, i : i + width], span=longest + steps)
-        for i in range(0, steps, width)
-    ]
+    logits, span = [], longest + steps
+    for i in range(0, steps, width):
+        some = slice(i, i + width)
+        logits.append(slots.forward(tokens[:, some], positions[:, some], span=span))
+        yield
     return torch.cat(logits, 1).float()
 
 

@@ -82,18 +82,24 @@ def penalise(
         token_ids: int64 `[entries]`: the target's id of each entry; None is the identity.
         prefixes: By position the drafts that it follows.
     """
-    num_drafts, num_positions = drafts.shape[1], logits.shape[1]
-    chain = tuple(range(num_drafts))
-    prefixes = prefixes or [chain[: num_drafts + 1 - n] for n in range(num_positions, 0, -1)]
+    paths = paths_of(prefixes, drafts.shape[1], logits.shape[1])
     stops = _entries(penalties.stops, token_ids)
     adjusted = logits.clone()
-    for place, (prefix, used, new) in enumerate(_counts(history, drafts, prefixes)):
+    for place, (prefix, used, new) in enumerate(_counts(history, drafts, paths)):
         scores = _penalised(
             logits[:, place], penalties, _entries(used, token_ids), _entries(new, token_ids)
         )
         is_early = (history.num_new + len(prefix) < penalties.min_new)[:, None]
         adjusted[:, place] = scores.masked_fill(stops & is_early, -torch.inf)
     return adjusted
+
+
+def paths_of(
+    prefixes: Sequence[tuple[int, ...]], num_drafts: int, num_positions: int
+) -> Sequence[tuple[int, ...]]:
+    """The drafts before each position: as given, or those of a chain, see `penalise`."""
+    chain = tuple(range(num_drafts))
+    return prefixes or [chain[: num_drafts + 1 - n] for n in range(num_positions, 0, -1)]
 
 
 def _counts(

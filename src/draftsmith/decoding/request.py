@@ -39,6 +39,7 @@ class Sampling(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Sequence[tuple[int, float]]
+    bad_words_ids: Sequence[Sequence[int]]
     min_new_tokens: int
     seed: int
     stop_token_ids: tuple[int, ...]
@@ -75,6 +76,7 @@ class SamplingParams:
         presence_penalty: Subtracted from the logits of tokens in the answer; 0 is off.
         frequency_penalty: The same for each occurrence; 0 is off.
         logit_bias: Token ids, each with what is added to its logit, -100 to 100; before penalties.
+        bad_words_ids: Sequences of token ids that the answer must not hold.
         min_new_tokens: No stop token is committed, and no stop string ends the answer, before so
             many tokens; 0 is off.
         seed: With the request's `draw_key`, the key of all its draws.
@@ -95,6 +97,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Sequence[tuple[int, float]] = ()
+    bad_words_ids: Sequence[Sequence[int]] = ()
     min_new_tokens: int = 0
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
@@ -121,6 +124,9 @@ class SamplingParams:
         usable = all(i >= 0 and abs(bias) <= _MAX_BIAS for i, bias in self.logit_bias)
         expected = f"ids, 0 or more, with numbers from -{_MAX_BIAS:g} to {_MAX_BIAS:g}"
         _require("logit_bias", self.logit_bias, expected=expected, ok=usable)
+        words = self.bad_words_ids
+        usable = all(len(word) > 0 and min(word) >= 0 for word in words)
+        _require("bad_words_ids", words, expected="non-empty lists of ids, 0 or more", ok=usable)
         least = self.min_new_tokens
         expected = f"0 to max_new_tokens ({tokens})"
         _require("min_new_tokens", least, expected=expected, ok=0 <= least <= tokens)

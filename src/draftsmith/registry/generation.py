@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
+from draftsmith.artifacts import digest_json
 from draftsmith.decoding import (
     AnswerText,
     Engine,
@@ -51,6 +52,7 @@ Messages = Sequence[Mapping[str, str]]
 REQUEST_ID = "0"
 _MAX_NEW_TOKENS = 128
 LONGEST = Lengths(draft=8, copy=12)  # that an adaptive length may choose
+_LEAST_WIDTH = 28  # drafts that kept costs cover: a tree of 16 nodes beside such copies
 
 DraftLength = int | Literal["adaptive"]
 
@@ -236,7 +238,7 @@ class Pair:
         else:
             lengths, tree = self.lengths_at(max_rows), self.tree_at(max_rows)
             if draft_length is not None:
-                lengths, tree = Lengths(draft_length, self.lookup_length), None
+                lengths, tree = Lengths(draft_length, lengths.copy), None
             drafter = self.draft.proposer(trees=served_trees(tree, max_rows))
             proposer, longest = with_lookup(drafter, *lengths)
         return Engine(
@@ -290,10 +292,18 @@ class Pair:
         longest = self._longest
         trees = measured_trees(self._measured, rows=max_rows)
         nodes = [tree.num_nodes_with(longest.copy) for tree in trees]
-        return Grid.covering(max_rows=max_rows, max_width=max(*longest, *nodes) + 1)
+        width = max(_LEAST_WIDTH, *longest, *nodes) + 1
+        return Grid.covering(max_rows=max_rows, max_width=width)
 
     def _cost_key(self, max_rows: int) -> dict[str, Any]:
-        return cost_key(self.record.digest, self.target.model, self._grid(max_rows))
+        """By what takes time: pairs of one target whose drafts have one shape share their costs."""
+        state = self.draft.model.state_dict()
+        draft = {
+            "family": self.draft.manifest.family,
+            "shapes": {name: list(tensor.shape) for name, tensor in state.items()},
+        }
+        models = digest_json({"target": self.record.target_digest, "draft": draft})
+        return cost_key(models, self.target.model, self._grid(max_rows))
 
     @property
     def _benchmark_temperature(self) -> float:

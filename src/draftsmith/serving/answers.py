@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from draftsmith.decoding import Result
+from draftsmith.decoding import Result, Trace
 from draftsmith.decoding.trace import block_efficiency
 from draftsmith.serving.api_errors import ApiError
 from draftsmith.serving.gateway import Call, Gateway
@@ -71,7 +71,7 @@ class Answer:
             choice: dict[str, Any] = {
                 "index": index,
                 "finish_reason": reason,
-                "logprobs": self._logprobs(tokens[index], 0),
+                "logprobs": self._logprobs(tokens[index]),
                 **self._ids(result.token_ids if result else (), index),
             }
             choices.append(choice | (shown if self._is_chat else {"text": text}))
@@ -114,7 +114,7 @@ class Answer:
     def _choice(
         self, index: int, delta: Mapping[str, Any], piece: Piece | None = None
     ) -> dict[str, Any]:
-        logprobs = self._logprobs(piece.tokens, piece.offset) if piece else None
+        logprobs = self._logprobs(piece.tokens) if piece else None
         shown = {"delta": delta} if self._is_chat else {"text": delta.get("content", "")}
         reason = piece.finish_reason if piece else None
         return {"index": index, "finish_reason": reason, "logprobs": logprobs, **shown}
@@ -139,12 +139,11 @@ class Answer:
         choices = [] if choice is None else [choice]
         return _event({**self._head, "object": kind, "choices": choices, **usage, **more})
 
-    def _logprobs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
         if self._body.num_top is None:
             return None
-        if self._is_chat:
-            return chat_logprobs(tokens, self._token_text)
-        return completion_logprobs(tokens, self._token_text, offset)
+        described = chat_logprobs if self._is_chat else completion_logprobs
+        return described(tokens, self._token_text)
 
     def _usage(self) -> dict[str, Any]:
         results = [sample.result for sample in self._samples if sample.result is not None]
@@ -161,11 +160,17 @@ def usage(results: Sequence[Result], num_prompt_tokens: int) -> dict[str, Any]:
         "total_tokens": num_prompt_tokens + num_new,
         "speculation": {
             "drafted": sum(sum(trace.drafted) for trace in traces),
-            "accepted": sum(sum(trace.accepted) for trace in traces),
+            "accepted": sum(map(_num_used, traces)),
             "rounds": sum(trace.num_rounds for trace in traces),
             "block_efficiency": round(block_efficiency(traces), 4),
         },
     }
+
+
+def _num_used(trace: Trace) -> int:
+    """Accepted drafts that the answer holds: none behind its end."""
+    rounds = zip(trace.accepted, trace.committed, strict=True)
+    return sum(min(accepted, committed) for accepted, committed in rounds)
 
 
 def _event(data: Mapping[str, Any]) -> str:

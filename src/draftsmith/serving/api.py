@@ -89,11 +89,12 @@ async def _complete(
     _require_known(body.model, gateway)
     call_id = f"{'chatcmpl' if isinstance(body, ChatRequest) else 'cmpl'}-{uuid.uuid4().hex}"
     loop = asyncio.get_running_loop()
-    call = Call(served, body.num_samples, body.metadata.get("domain") or None)
+    domain = body.metadata.get("domain") or None
+    call = Call(served, body.num_samples, domain, num_prompts=body.num_prompts)
     async with gateway.arrival(call):
-        prompts = await loop.run_in_executor(text_work, partial(encode, body, served))
-        call.requests = requests_of(body, prompts, served, call_id=call_id)
-        answer = Answer(body, call, call_id, sum(map(len, prompts)))
+        encoded = await loop.run_in_executor(text_work, partial(encode, body, served))
+        call.requests = requests_of(body, encoded, served, call_id=call_id)
+        answer = Answer(body, call, call_id, sum(map(len, encoded.prompts)))
         gateway.enter(call)
     if body.stream:
         return EventStream(answer.stream(gateway), partial(gateway.leave, call))

@@ -22,6 +22,7 @@ _NOT_FOUND = 404
 _API_NAMES = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
+    "bad_words_ids": "bad_words",
     "stop_strings": "stop",
 }
 _LOG = logging.getLogger(__name__)

@@ -97,23 +97,24 @@ class Follower:
 
     def look(self) -> None:
         """Ask the registry once, and swap where another version is named."""
-        self._let_go()
         swap = self._state.swap
         try:
             version = self._options.source.version()
         except DraftsmithError as error:
+            self._let_go()
             if swap.unreachable is None:
                 _LOG.warning("event=registry_unreachable error=%s", error)
             swap.unreachable = str(error)
             return
         swap.unreachable = self._broken_off if str(version) == self._tried else None
+        if self._old is not None and version == self._old.version:
+            self._replace(self._old)  # it only has to come back
+            return
+        self._let_go()
         if version == self._state.gateway.served.version:
             swap.refused = swap.unreachable = self._tried = None
-        elif self._old is not None:
-            # A third pair waits until there is room for it; the old one only has to come back.
-            if version == self._old.version:
-                self._replace(self._old)
-        elif self._may_try(str(version)):
+        elif self._old is None and self._may_try(str(version)):
+            # A third pair waits until there is room for it.
             self._try(str(version))
 
     def _may_try(self, version: str) -> bool:
@@ -134,13 +135,24 @@ class Follower:
 
     def _try(self, version: str) -> None:
         try:
-            self._replace(self._prepared(version))
-            return
+            if self._takes_over(version):
+                return
         except CancelledError:
             return  # the server ends
         except Exception as error:
             self._refuse(version, error)
         _free_memory()  # here, where the error holds no frames any more, and they no pair
+
+    def _takes_over(self, version: str) -> bool:
+        """Load and test a pair, and swap unless the alias has moved on meanwhile."""
+        served = self._prepared(version)
+        named = self._options.source.version()
+        if named != version:
+            _LOG.info("event=overtaken version=%s named=%s", version, named)
+            self._tried = None
+            return False
+        self._replace(served)
+        return True
 
     def _replace(self, served: ServedPair) -> None:
         """Let a pair take over, and wait until it has."""
@@ -157,7 +169,8 @@ class Follower:
             if self._stop.is_set():
                 return
         self._state.swap.refused = None
-        _LOG.info("event=swapped version=%s pair=%s", served.version, served.digest)
+        facts = served.version, served.digest, served.draft_length
+        _LOG.info("event=swapped version=%s pair=%s draft_length=%s", *facts)
 
     def _prepared(self, version: str) -> ServedPair:
         options, old = self._options, self._state.gateway.served
@@ -167,6 +180,9 @@ class Follower:
             # Measuring beside a service would measure the service.
             engine = EngineOptions(None, engine.verify)
         served = prepare(pair, old.name, version, options=engine, limits=options.limits)
+        if old.draft_length == "adaptive" and served.draft_length != "adaptive":
+            reason = "no costs of its shapes were measured here"
+            _LOG.warning("event=lengths_fixed version=%s reason=%r", version, reason)
         self._state.gateway.thread.run(self_test(served)).result()
         return served
 

@@ -36,12 +36,14 @@ class Call:
         served: The pair that answers, whoever takes over meanwhile.
         num_samples: What it asks for.
         domain: For telemetry.
+        num_prompts: What these are of.
         requests: One a sample, once the prompts are tokens.
     """
 
     served: ServedPair
     num_samples: int
     domain: str | None
+    num_prompts: int = 1
     requests: Sequence[Request] = ()
     arrived_s: float = field(default_factory=time.perf_counter)
     updates: asyncio.Queue[Update] = field(default_factory=asyncio.Queue)
@@ -84,6 +86,11 @@ class Gateway:
         """Samples that have none yet."""
         return self._num_held() - self.num_running
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for anything."""
+        return self._num_held() == 0
+
     def num_of(self, served: ServedPair) -> int:
         """Samples that a pair still answers; may be asked by any thread."""
         calls = [*self._arriving, *self._calls.values()]
@@ -99,7 +106,7 @@ class Gateway:
         Raises:
             ApiError: More than there is room for, nobody decodes any more, or the time is over.
         """
-        self._require_room(call.num_samples)
+        self._require_room(call)
         self._arriving.add(call)
         try:
             async with asyncio.timeout_at(self._deadline(call)):
@@ -109,14 +116,15 @@ class Gateway:
         finally:
             self._arriving.discard(call)
 
-    def _require_room(self, num_samples: int) -> None:
+    def _require_room(self, call: Call) -> None:
         self._require_engine()
         room = self._limits.max_rows + self._limits.max_queue
-        if num_samples > room:
-            message = f"n: found {num_samples} samples; expected at most {room}"
-            raise ApiError(400, message, param="n")
+        if call.num_samples > room:
+            param = "prompt" if call.num_prompts > room else "n"
+            message = f"{param}: found {call.num_samples} samples; expected at most {room}"
+            raise ApiError(400, message, param=param)
         held = self._num_held()
-        if held + num_samples > room:
+        if held + call.num_samples > room:
             turns = held / self._limits.max_rows  # until the queue is empty
             wait = max(1, min(_MOST_RETRY_S, math.ceil(self._mean_s * turns)))
             raise ApiError(
@@ -140,8 +148,9 @@ class Gateway:
             ApiError: Nobody decodes any more.
         """
         self._require_engine()
-        self._arriving.discard(call)
+        # In this order: whoever counts from another thread misses none.
         self._calls.update({request.request_id: call for request in call.requests})
+        self._arriving.discard(call)
         self.thread.submit(call.served.engine, call.requests)
 
     def give_up(self) -> None:

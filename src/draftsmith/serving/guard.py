@@ -34,6 +34,7 @@ class Guard:
         limits: Of bodies and clients.
         keys: Any of them opens /v1/; without keys it is open.
         on_refusal: Called with the status of every answer that is an error and has a reader.
+        is_ending: Whether /v1/ is closed; probes are answered to the end.
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class Guard:
         limits: Limits,
         keys: Sequence[bytes],
         on_refusal: Callable[[int], None],
+        is_ending: Callable[[], bool],
     ) -> None:
         self._app, self._limits, self._keys = app, limits, tuple(keys)
-        self._on_refusal = on_refusal
+        self._on_refusal, self._is_ending = on_refusal, is_ending
         self._num_held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,6 +69,8 @@ class Guard:
             await _crowded(most).response(scope, receive, sending)
             return
         refusal = self._locked_out(scope)
+        if refusal is None and _is_protected(scope) and self._is_ending():
+            refusal = _ending()
         body: bytes | None = b""
         if refusal is None and _is_protected(scope):
             body, refusal = await self._body(receive)
@@ -157,6 +161,12 @@ def _closing(send: Send) -> Send:
         await send(message)
 
     return sending
+
+
+def _ending() -> ApiError:
+    text = "the server ends and takes nothing on"
+    headers = {"Connection": "close"}
+    return ApiError(503, text, code="server_ending", headers=headers)
 
 
 def _crowded(most: int) -> ApiError:

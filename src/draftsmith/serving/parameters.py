@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jinja2 import TemplateError
 
@@ -22,7 +23,38 @@ _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 _CONTEXT = "context_length_exceeded"
 
 
-def encode(body: Body, served: ServedPair) -> list[list[int]]:
+@dataclass(frozen=True)
+class Encoded:
+    """What a body says in tokens.
+
+    Attributes:
+        prompts: Each of them.
+        bad_words: Spellings of the bad words.
+    """
+
+    prompts: Sequence[list[int]]
+    bad_words: tuple[tuple[int, ...], ...]
+
+
+def encode(body: Body, served: ServedPair) -> Encoded:
+    """The texts of a body as tokens.
+
+    Raises:
+        ApiError: The chat template refuses the messages, or a prompt is empty or no text.
+    """
+    return Encoded(_prompts(body, served), _spellings(body.bad_words, served))
+
+
+def _spellings(words: Sequence[str], served: ServedPair) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word, and of a space and the word unless it begins with one."""
+    tokenizer = served.pair.target.tokenizer
+    spaced = (f" {word}" for word in words if not word[0].isspace())
+    texts = dict.fromkeys((*words, *spaced))
+    spelled = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
+    return tuple(tuple(ids) for ids in spelled if ids)
+
+
+def _prompts(body: Body, served: ServedPair) -> list[list[int]]:
     """Token ids of each prompt.
 
     Raises:
@@ -55,9 +87,7 @@ def _encode_chat(body: ChatRequest, served: ServedPair) -> list[int]:
         raise ApiError(400, f"messages: {error}", param="messages") from None
 
 
-def requests_of(
-    body: Body, prompts: Sequence[Sequence[int]], served: ServedPair, *, call_id: str
-) -> list[Request]:
+def requests_of(body: Body, encoded: Encoded, served: ServedPair, *, call_id: str) -> list[Request]:
     """One request a sample, prompt by prompt.
 
     A seed gives the same samples whatever else is in flight, in whichever order it came.
@@ -68,7 +98,7 @@ def requests_of(
     vocab_size = _vocab_size(served)
     bias, stop_ids = _bias(body, vocab_size), _stop_ids(body, vocab_size)
     requests: list[Request] = []
-    for prompt in prompts:
+    for prompt in encoded.prompts:
         try:
             params = SamplingParams(
                 max_new_tokens=_num_tokens(body, len(prompt), served.max_tokens),
@@ -80,6 +110,7 @@ def requests_of(
                 presence_penalty=body.presence_penalty,
                 frequency_penalty=body.frequency_penalty,
                 logit_bias=bias,
+                bad_words_ids=encoded.bad_words,
                 min_new_tokens=body.min_tokens,
                 seed=secrets.randbits(63) if body.seed is None else body.seed,
                 stop_token_ids=tuple(sorted({*served.pair.stop_token_ids(), *stop_ids})),

@@ -6,7 +6,7 @@ What is not here is refused by name and never ignored. Null stands for a field t
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 _MAX_TOP = 20
 _MAX_NAMES = 1024  # of an object
 _MAX_ITEMS = 1 << 14
+_MAX_WORDS = 128
 _MAX_TOKENS = 1 << 20
 _INT_64 = 1 << 63
 _INT_31 = 1 << 31
@@ -35,16 +36,16 @@ def _whole(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_whole)]
-StopString = Annotated[Text, Field(min_length=1, max_length=500)]
+ShortText = Annotated[Text, Field(min_length=1, max_length=500)]
 TokenId = Annotated[int, Field(ge=0, lt=_INT_31)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=_MAX_TOKENS, fail_fast=True)]
 # One string stands for a list of one.
 Stops = Annotated[
-    list[StopString],
+    list[ShortText],
     Field(max_length=16, fail_fast=True),
     BeforeValidator(
         lambda value: [value] if isinstance(value, str) else value,
-        json_schema_input_type=StopString | Annotated[list[StopString], Field(max_length=16)],
+        json_schema_input_type=ShortText | Annotated[list[ShortText], Field(max_length=16)],
     ),
 ]
 
@@ -125,6 +126,9 @@ class SamplingFields(_Body):
     min_p: float = Field(default=0.0, ge=0, lt=1)
     repetition_penalty: float = Field(default=1.0, ge=0.1, le=10)
     min_tokens: int = Field(default=0, ge=0, lt=_INT_31)
+    bad_words: Annotated[list[ShortText], Field(max_length=_MAX_WORDS, fail_fast=True)] = Field(
+        default_factory=list, description="As the tokenizer spells them, also behind a space."
+    )
     stop_token_ids: Annotated[list[TokenId], Field(max_length=_MAX_NAMES, fail_fast=True)] = Field(
         default_factory=list, description="Beside those that end the target's turns."
     )
@@ -136,6 +140,22 @@ class SamplingFields(_Body):
     prompt_cache_key: str = ""
     store: bool = False
     service_tier: Literal["auto", "default"] = "auto"
+
+    @model_validator(mode="after")
+    def _is_streamed(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise conflict("stream_options", "needs stream: true")
+        return self
+
+    @property
+    def num_prompts(self) -> int:
+        """What is to be continued."""
+        return 1
+
+    @property
+    def num_samples(self) -> int:
+        """Answers that are wanted, to all prompts."""
+        return self.num_prompts * self.n
 
     @property
     def wants_usage(self) -> bool:
@@ -199,11 +219,6 @@ class ChatRequest(SamplingFields):
         """Most tokens of an answer; None is as many as fit."""
         return self.max_completion_tokens or self.max_tokens
 
-    @property
-    def num_samples(self) -> int:
-        """Answers that are wanted."""
-        return self.n
-
 
 class CompletionRequest(SamplingFields):
     """Body of /v1/completions."""
@@ -236,9 +251,9 @@ class CompletionRequest(SamplingFields):
         return self.max_tokens
 
     @property
-    def num_samples(self) -> int:
-        """Answers that are wanted, to all prompts."""
-        return len(self.prompts) * self.n
+    def num_prompts(self) -> int:
+        """What is to be continued."""
+        return len(self.prompts)
 
     @property
     def prompts(self) -> list[str | list[int]]:

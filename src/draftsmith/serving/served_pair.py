@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from draftsmith.decoding import Engine, NoProposer, Request, SamplingParams
 from draftsmith.decoding.matching import LosslessMode
-from draftsmith.decoding.near_ties import judge_divergences
+from draftsmith.decoding.near_ties import judging
 from draftsmith.errors import EvidenceError
 from draftsmith.registry.generation import DraftLength, Pair
 from draftsmith.serving.settings import Limits
@@ -80,7 +80,7 @@ def prepare(
 
 
 def self_test(served: ServedPair) -> Generator[None, None, None]:
-    """Decode a few prompts with drafts and without, a round at a time; then open the engine.
+    """Decode a few prompts with drafts and without, a forward at a time; then open the engine.
 
     In float32 the answers must be equal. In another dtype they may part where the target itself
     hardly prefers one token: by no more than its forwards of other widths differ.
@@ -97,7 +97,7 @@ def self_test(served: ServedPair) -> Generator[None, None, None]:
     differing = [name for name in expected if answers[name] != expected[name]]
     if differing:
         width = served.engine.max_width
-        judged = judge_divergences(pair.target.model, prompts, expected, answers, width=width)
+        judged = yield from judging(pair.target.model, prompts, expected, answers, width=width)
         worst = max(divergence.gap for divergence in judged.divergences)
         _LOG.info("event=near_ties answers=%d gap=%.3g", len(differing), worst)
         if not judged.holds or str(pair.target.model.dtype) == "torch.float32":
@@ -114,8 +114,11 @@ def _greedy(
     engine: Engine, prompts: Sequence[tuple[str, list[int]]]
 ) -> Generator[None, None, dict[str, list[int]]]:
     params = SamplingParams(max_new_tokens=_NUM_TOKENS)
+    engine.open(max(len(ids) for _, ids in prompts) + _NUM_TOKENS, prefill_chunk=None)
+    engine.submit([Request(name, ids, params) for name, ids in prompts])
     answers: dict[str, list[int]] = {}
-    for event in engine.stream([Request(name, ids, params) for name, ids in prompts]):
-        answers.setdefault(event.request_id, []).extend(event.token_ids)
+    while engine.is_busy:
+        for event in engine.step():
+            answers.setdefault(event.request_id, []).extend(event.token_ids)
         yield
     return answers

@@ -141,6 +141,7 @@ class PairServer:
             limits=limits,
             keys=options.keys,
             on_refusal=state.gateway.records.metrics.refused,
+            is_ending=lambda: state.gateway.is_draining,
         )
         config = uvicorn.Config(
             app,
@@ -172,7 +173,7 @@ class PairServer:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server, which ends quietly on a signal that it was sent to make it end.
+    """Uvicorn's server, which on a signal answers what was begun, and probes, before it ends.
 
     Args:
         config: Uvicorn's.
@@ -192,17 +193,27 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._gateway, self._started, self._drain_s = gateway, started, drain_s
         self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None  # of the drain
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
         await super().startup(sockets)
         self._started()
 
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to leave: only once all samples have ended, or were given up in time."""
+        if not await super().on_tick(counter):
+            return False
+        if self._timer is None:
+            self._gateway.is_draining = True
+            self._timer = self._loop.call_later(self._drain_s, self._give_up)
+        return self._gateway.is_idle or self.force_exit
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for what was begun, and in time tell those who still wait that it is over."""
-        timer = self._loop.call_later(self._drain_s, self._give_up)
+        """Wait until the last answers have been sent."""
         await super().shutdown(sockets)
-        timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _give_up(self) -> None:
         self._gateway.give_up()

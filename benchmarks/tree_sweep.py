@@ -154,9 +154,12 @@ class Sweep:
         alone = tree_ms(self.pair, trees, rows=rows, context=context)
         groups = within(prompts, rows, until=until, at_least=1, at_most=_MOST_GROUPS)
         timings, traces = take_turns(partial(self._turns, self.pair, shapes), groups)
-        arms = {shape.name: arm(shape, costs, rows) for shape in shapes}
-        for name, entry in arms.items():
-            entry |= measured(timings, traces, name) | {"alone_ms": alone.get(name)}
+        arms = {
+            shape.name: arm(shape, costs, rows)
+            | measured(timings, traces, shape.name)
+            | {"alone_ms": alone.get(shape.name)}
+            for shape in shapes
+        }
         return {
             "batch_size": rows,
             "context": context,
@@ -284,5 +287,3 @@ def farthest_moves(tree: Tree, *, rows: int, context: int) -> list[tuple[int, in
     )
     path = max(paths, key=len)
     return [(row, context + place, context + depth) for row in range(rows) for place, depth in path]
-
-

@@ -185,13 +185,13 @@ class PairBench:
     def _confirm(self, calibration: Mapping[str, Any], served: Drafting) -> dict[str, Any]:
         """The arms on other prompts, interleaved; the ratios are the evidence."""
         tokens, length = self.config.max_new_tokens, int(calibration["draft_length"])
-        pair = self.contestants
+        pair, copied = self.contestants, self.contestants.lookup_length or length
         assisted = calibration["assisted_length"]
         speculative = pair.engine(served.length, max_new_tokens=tokens, tree=served.tree)
         arms: dict[str, Arm] = {
             "gamma_0": pair.engine(0, max_new_tokens=tokens),
             "speculative": speculative,
-            "prompt_lookup": pair.prompt_lookup(pair.lookup_length or length, max_new_tokens=tokens),
+            "prompt_lookup": pair.prompt_lookup(copied, max_new_tokens=tokens),
             "transformers_generate": pair.transformers(max_new_tokens=tokens),
         }
         chain = pair.engine(length, max_new_tokens=tokens)

@@ -14,26 +14,16 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks import any_pair
-from benchmarks.measuring import Budget, Groups, table, within
+from benchmarks.measuring import Budget, table, within
+from benchmarks.rewound import NONE, Rewound, Turn, take_turns
 from draftsmith import provenance
 from draftsmith.artifacts import write_json
 from draftsmith.corpus.chat import make_chat
-from draftsmith.decoding import (
-    DraftModelProposer,
-    Engine,
-    FixedLengths,
-    LengthPolicy,
-    Lengths,
-    LookupFirstProposer,
-    Request,
-    SamplingParams,
-    Trace,
-)
-from draftsmith.decoding.batch import Batch
-from draftsmith.decoding.ngrams import NgramIndex
+from draftsmith.decoding import FixedLengths, LengthPolicy, Lengths, Trace
 from draftsmith.errors import DraftsmithError
 from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.adaptive import AdaptiveLengths
@@ -41,11 +31,10 @@ from draftsmith.evaluation.any_pair import LOOKUP_LENGTH, prompts_of
 from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.cost_model import Survival
 from draftsmith.evaluation.profiling import Grid, round_costs
-from draftsmith.evaluation.timing import Timings, speed_ratio, timed
+from draftsmith.evaluation.timing import speed_ratio
 
 SHORT = 0  # a context of the prompts as they are
 CELLS = tuple(itertools.product((1, 4, 16), (SHORT, 1000)))  # rows, context
-NONE = Lengths(0, 0)
 FIXED = (NONE, *(Lengths(*each) for each in itertools.product((1, 2, 3), (0, LOOKUP_LENGTH))))
 LIMIT = Lengths(draft=4, copy=8)
 GOAL = 0.95  # of the tokens/s of the best fixed lengths
@@ -53,72 +42,6 @@ ADAPTIVE = "adaptive"
 _MOST_GROUPS, _TURNS = 12, 2
 _SEED = 0
 _LOG = logging.getLogger(__name__)
-
-
-class Switch:
-    """A policy that does what the arm whose turn it is does."""
-
-    limit = LIMIT
-
-    def __init__(self) -> None:
-        self.policy: LengthPolicy = FixedLengths(NONE)
-
-    def choose(self, batch: Batch, copies: Sequence[int], caps: Sequence[int]) -> Lengths:
-        """The arm's choice; it knows of no copies longer than its own."""
-        longest = self.policy.limit.copy
-        return self.policy.choose(batch, [min(copy, longest) for copy in copies], caps)
-
-    def observe(self, batch: Batch) -> None:
-        """Tell the arm."""
-        self.policy.observe(batch)
-
-
-class Rewound:
-    """Decodes behind the same prompts again and again.
-
-    Args:
-        pair: Target and draft.
-        prompts: Token ids of each row.
-        tokens: Of an answer, on average over the rows.
-    """
-
-    def __init__(self, pair: Contestants, prompts: list[list[int]], tokens: int) -> None:
-        self._switch = Switch()
-        self._draft = DraftModelProposer(pair.draft.model, pair.draft.token_ids)
-        self._num_wanted = tokens * len(prompts)
-        most = (max(LIMIT) + 1) * (tokens + 1)  # of one row, were everything accepted
-        self._engine = Engine(
-            pair.target,
-            LookupFirstProposer(self._draft, self._switch),
-            max_rows=len(prompts),
-            draft_length=max(LIMIT),
-        )
-        self._engine.open(max(map(len, prompts)) + most, prefill_chunk=None)
-        params = SamplingParams(max_new_tokens=most)
-        self._engine.submit([Request(str(i), ids, params) for i, ids in enumerate(prompts)])
-        self._engine.step()
-
-    def rewind(self, policy: LengthPolicy) -> None:
-        """Take all rows back to their prompts, and let a policy decide from here on."""
-        self._switch.policy = policy
-        batch = self._engine._batch
-        for row in batch.rows:
-            del row.token_ids[len(row.request.prompt_ids) :]
-            row.trace, row.ngrams = Trace(), NgramIndex()
-        self._draft.observe(batch)
-
-    def decode(self) -> int:
-        """Decode until the rows hold so many tokens together; returns how many."""
-        committed = 0
-        while committed < self._num_wanted:
-            committed += sum(len(event.token_ids) for event in self._engine.step())
-        return committed
-
-    @property
-    def rounds(self) -> list[tuple[int, bool]]:
-        """What every row proposed in every round: how many tokens, and whether they were copies."""
-        traces = [row.trace for row in self._engine._batch.rows]
-        return [each for t in traces for each in zip(t.drafted, t.from_text, strict=True)]
 
 
 def deepened(prompts: list[list[int]], context: int) -> list[list[int]]:
@@ -162,7 +85,7 @@ class Cell:
         policies: dict[str, LengthPolicy] = {named(each): FixedLengths(each) for each in FIXED}
         policies[ADAPTIVE] = AdaptiveLengths(costs, LIMIT, self.survival)
         groups = within(self.prompts, self.rows, until=until, at_least=1, at_most=_MOST_GROUPS)
-        timings, rounds = self._timed(policies, groups)
+        timings, traces = take_turns(partial(self._arms, policies), groups, turns=_TURNS)
         best = max(map(named, FIXED), key=lambda name: timings[name].tokens_per_s)
         plain = timings[named(NONE)]
         return {
@@ -175,28 +98,15 @@ class Cell:
                 speed_ratio(timings[ADAPTIVE], timings[best], seed=_SEED)
             ),
             "adaptive_over_none": asdict(speed_ratio(timings[ADAPTIVE], plain, seed=_SEED)),
-            **used(rounds),
+            **used(traces[ADAPTIVE]),
             "costs": asdict(costs.at(rows=self.rows, context=middle)),
         }
 
-    def _timed(
-        self, policies: Mapping[str, LengthPolicy], groups: Groups
-    ) -> tuple[dict[str, Timings], list[tuple[int, bool]]]:
-        """Timings by arm, and the rounds of the one that adapts; the first turn is not counted."""
-        timings = {name: Timings() for name in policies}
-        rounds: list[tuple[int, bool]] = []
-        for index, group in enumerate(groups):
-            rewound = Rewound(self.pair, group, self.tokens)
-            turns = range(0 if index == 0 else 1, _TURNS + 1)
-            for turn in turns:
-                for name in list(policies)[:: 1 if turn % 2 else -1]:
-                    rewound.rewind(policies[name])
-                    seconds, tokens = timed(rewound.decode)
-                    if turn:
-                        timings[name].seconds.append(seconds)
-                        timings[name].tokens.append(tokens)
-                        rounds += rewound.rounds if name == ADAPTIVE else []
-        return timings, rounds
+    def _arms(
+        self, policies: Mapping[str, LengthPolicy], group: list[list[int]]
+    ) -> dict[str, Turn]:
+        rewound = Rewound(self.pair, group, tokens=self.tokens, limit=LIMIT)
+        return {name: Turn(rewound, policy) for name, policy in policies.items()}
 
 
 def named(lengths: Lengths) -> str:
@@ -204,8 +114,9 @@ def named(lengths: Lengths) -> str:
     return f"draft {lengths.draft}, copy {lengths.copy}"
 
 
-def used(rounds: Sequence[tuple[int, bool]]) -> dict[str, float]:
+def used(traces: Sequence[Trace]) -> dict[str, float]:
     """What the lengths that adapt came to."""
+    rounds = [each for t in traces for each in zip(t.drafted, t.from_text, strict=True)]
     return {
         "share_proposing_nothing": sum(n == 0 for n, _ in rounds) / len(rounds),
         "share_copying": sum(is_copy for _, is_copy in rounds) / len(rounds),

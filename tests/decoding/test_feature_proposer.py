@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from draftsmith.decoding import (
+    NO_TREES,
     DraftModelProposer,
     Engine,
     FixedLengths,
@@ -20,6 +21,8 @@ from draftsmith.decoding import (
     Request,
     RequestFaultError,
     SamplingParams,
+    Tree,
+    TreesByRows,
 )
 from draftsmith.decoding.trace import accepted_fraction
 from tests.decoding.arrivals import CONTEXT, live_through, random_requests
@@ -99,17 +102,19 @@ def test_output_equals_the_targets_argmax_loop(  # noqa: PLR0917  fixtures are a
 
 
 @pytest.mark.parametrize("own_heads", [False, True])
-@pytest.mark.parametrize("kind", OTHER_KINDS)
+@pytest.mark.parametrize("kind", [*OTHER_KINDS, "qwen3", "qwen3_moe"])
 def test_heads_on_the_last_state_draft_for_any_target(
     family, answers, ragged_prompts, kind, own_heads
 ):
     texts = list(zip(ragged_prompts, answers(kind), strict=True))
     shape = dataclasses.replace(SHAPE, own_heads=own_heads)
     heads = fitted_heads(family(kind).reference, texts, shape=shape)
-    engine = Engine(family(kind).target, head_proposer(heads), max_rows=3, draft_length=4)
-    results = engine.generate(greedy_requests(ragged_prompts))
-    assert [r.token_ids for r in results] == answers(kind)
-    assert accepted_fraction([r.trace for r in results]) > 0.1
+    for trees in (NO_TREES, TreesByRows({3: Tree((0, 0, 1, 1, 2, 3, 3))})):
+        proposer = head_proposer(heads, trees=trees)
+        engine = Engine(family(kind).target, proposer, max_rows=3, draft_length=4)
+        results = engine.generate(greedy_requests(ragged_prompts))
+        assert [r.token_ids for r in results] == answers(kind)
+        assert accepted_fraction([r.trace for r in results]) > 0.1
 
 
 @pytest.mark.parametrize("kind", KINDS)

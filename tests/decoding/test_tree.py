@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import defaultdict
 
@@ -11,7 +12,7 @@ import torch
 
 from draftsmith.decoding import acceptance as rule_module
 from draftsmith.decoding.acceptance import Proposal, verify
-from draftsmith.decoding.distribution import Dense
+from draftsmith.decoding.distribution import Dense, OneHot
 from draftsmith.decoding.tree import Tree, follow, tensors_of, visible_slots
 from draftsmith.decoding.tree_choice import TreesByRows
 from draftsmith.errors import DecodingError
@@ -321,3 +322,120 @@ def test_verification_of_siblings_is_that_rule(seed, monkeypatch):
         assert int(verdict.num_accepted[row]) == len(path)
         assert verdict.path[row, : len(path)].tolist() == path
         assert torch.allclose(laws[0][row], torch.tensor(next_law, dtype=torch.float64))
+
+
+# ------------------------------------------------------- the law of what `verify` itself commits
+
+MARGIN = 1e-12  # of a uniform from the one at which a guess is refused
+SHIPPED = [Tree.comb([2, 2, 1]), Tree((0, 0, 1, 2, 2, 4))]  # one deeper than its spine
+
+
+def ways(tree, p_of, q_of, drafts, reached=(0, ())):
+    """(decisions, accepted tokens) of every way through a tree of drafts, by the definition.
+
+    A decision is a node, the uniform below which it is kept, and whether it is.
+    """
+    place, text = reached
+    children = [node + 1 for node, parent in enumerate(tree.parents) if parent == place]
+    p, q, refused = p_of(text), q_of(len(text)) if children else [], ()
+    for child in children:
+        token = drafts[child - 1]
+        keep = min(1.0, p[token] / q[token])
+        for decisions, rest in ways(tree, p_of, q_of, drafts, (child, (*text, token))):
+            yield (*refused, (child - 1, keep, True), *decisions), rest
+        if keep == 1.0:
+            return
+        refused = (*refused, (child - 1, keep, False))
+        p, q = left_over(p, q), without(q, token)
+    yield refused, text
+
+
+def rows_of(tree, p_of, q_of):
+    """(probability, drafts, uniforms, accepted tokens) of every tree of drafts and way through it.
+
+    Uniforms lie a hair below the one that refuses, or above.
+    """
+    draws = [list(samples(q_of(depth), number)) for depth, number in enumerate(tree.guesses)]
+    nodes = list(zip(tree.depths[1:], tree.ranks, strict=True))
+    for chosen in itertools.product(*draws):
+        drafts = [chosen[depth - 1][1][rank] for depth, rank in nodes]
+        drawn = math.prod(share for share, _ in chosen)
+        for decisions, text in ways(tree, p_of, q_of, drafts):
+            accept = [0.0] * tree.num_nodes
+            share = drawn
+            for node, keep, is_kept in decisions:
+                accept[node] = keep * (1 - MARGIN if is_kept else 1 + MARGIN)
+                share *= keep if is_kept else 1 - keep
+            yield share, drafts, accept, text
+
+
+def laws_at_places(tree, p_of, drafts):
+    return [p_of(tuple(drafts[node] for node in prefix)) for prefix in tree.prefixes]
+
+
+def error_of(found, p_of, horizon):
+    """Largest difference of a text's probability from the target's."""
+    worst = 0.0
+    for text in itertools.product(range(VOCAB), repeat=horizon):
+        expected = math.prod(p_of(text[:place])[token] for place, token in enumerate(text))
+        worst = max(worst, abs(found[text] - expected))
+    return worst
+
+
+def random_laws(tree):
+    """Of the target behind every text, and of the draft at every depth."""
+    generator = torch.Generator().manual_seed(tree.num_nodes)
+    texts = [t for n in range(tree.depth + 1) for t in itertools.product(range(VOCAB), repeat=n)]
+    p = {text: law(generator) for text in texts}
+    return p.__getitem__, [law(generator) for _ in range(tree.depth)].__getitem__
+
+
+@pytest.mark.parametrize("tree", SHIPPED)
+def test_verification_commits_the_targets_law(tree, monkeypatch):
+    laws = []
+
+    def keep_law(probs, _uniforms):
+        laws.append(probs)
+        return probs.argmax(-1)
+
+    monkeypatch.setattr(rule_module, "sample", keep_law)
+    p_of, q_of = random_laws(tree)
+    rows = list(rows_of(tree, p_of, q_of))
+    drafts = torch.tensor([drafts for _, drafts, _, _ in rows])
+    p = torch.tensor([laws_at_places(tree, p_of, d) for d in drafts.tolist()], dtype=torch.float64)
+    q = torch.tensor([q_of(depth) for depth in range(tree.depth)], dtype=torch.float64)
+    counts = torch.full((len(rows),), tree.depth)
+    proposal = Proposal(drafts, Dense(q.expand(len(rows), -1, -1)), counts, tree=tree)
+    accept = torch.tensor([accept for _, _, accept, _ in rows], dtype=torch.float64)
+    verdict = verify(Dense(p), proposal, accept, torch.zeros(len(rows), tree.num_nodes + 1))
+    found, next_laws = defaultdict(float), laws[0].tolist()
+    for row, (share, guesses, _, text) in enumerate(rows):
+        places = verdict.path[row, : int(verdict.num_accepted[row])].tolist()
+        assert tuple(guesses[place - 1] for place in places) == text
+        add_texts(found, share, [(1.0, text, next_laws[row])], p_of, tree.depth + 1)
+    assert error_of(found, p_of, tree.depth + 1) < TOLERANCE
+
+
+@pytest.mark.parametrize("tree", [Tree.comb([2, 2, 1]), Tree((0, 0, 1, 2, 4))])
+def test_verification_of_certain_guesses_commits_it_too(tree, monkeypatch):
+    p_of, _ = random_laws(tree)
+    drafts = [3 * node % VOCAB for node in range(tree.num_nodes)]
+    laws = laws_at_places(tree, p_of, drafts)
+    draws = list(itertools.product(range(VOCAB), repeat=tree.num_nodes + 1))
+    monkeypatch.setattr(rule_module, "drawn", lambda *_: torch.tensor(draws))
+    tokens = torch.tensor(drafts).expand(len(draws), -1)
+    laws_of_rows = torch.tensor(laws, dtype=torch.float64).expand(len(draws), -1, -1)
+    counts = torch.full((len(draws),), tree.depth)
+    unused = torch.zeros(len(draws), tree.num_nodes + 1)
+    proposal = Proposal(tokens, OneHot(tokens), counts, tree=tree)
+    verdict = verify(Dense(laws_of_rows), proposal, unused[:, 1:], unused)
+    committed = defaultdict(float)
+    for row, drawn in enumerate(draws):
+        places = verdict.path[row, : int(verdict.num_accepted[row])].tolist()
+        text = (*(drafts[place - 1] for place in places), int(verdict.next_token[row]))
+        committed[text] += math.prod(p[token] for p, token in zip(laws, drawn, strict=True))
+    found = defaultdict(float)
+    for text, share in committed.items():
+        following = [] if len(text) > tree.depth else p_of(text)
+        add_texts(found, share, [(1.0, text, following)], p_of, tree.depth + 1)
+    assert error_of(found, p_of, tree.depth + 1) < TOLERANCE

@@ -7,7 +7,11 @@ import random
 
 import pytest
 import torch
-from transformers import LogitsProcessorList, TemperatureLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+)
 
 from draftsmith.decoding import (
     DraftModelProposer,
@@ -22,8 +26,9 @@ from draftsmith.decoding import (
 from draftsmith.decoding import acceptance as rule_module
 from draftsmith.decoding.acceptance import Verdict, verify
 from draftsmith.decoding.distribution import sample
+from draftsmith.decoding.drafting import Drafts
 from draftsmith.decoding.features import FeatureStore
-from draftsmith.decoding.trace import accepted_fraction
+from draftsmith.decoding.trace import accepted_fraction, position_counts
 from draftsmith.decoding.tree import Tree
 from draftsmith.decoding.tree_choice import TreesByRows
 from tests.decoding.arrivals import CONTEXT, live_through, random_requests
@@ -34,6 +39,7 @@ from tests.decoding.test_engine_greedy import KINDS, greedy_requests
 NUM_NEW = 20
 COMB = Tree.comb([3, 2, 2, 1])
 BUSHY = Tree((0, 0, 1, 1, 2, 3, 3))  # nodes beside the spine have children of their own
+DEEP = Tree((0, 0, 2, 3))  # and here they go deeper than it
 SIGNIFICANCE = 1e-3
 
 
@@ -77,6 +83,19 @@ def test_more_is_accepted_than_of_the_chain_alone(family, ragged_prompts, kind):
         results = engine_with(family(kind), tree, rows=5).generate(requests)
         accepted.append(accepted_fraction([r.trace for r in results]))
     assert accepted[1] > accepted[0] + 0.02
+
+
+def test_first_guesses_go_as_deep_as_the_tree(llama, ragged_prompts):
+    """What follows a right first guess is counted as of a chain, not as if it were wrong."""
+    requests = greedy_requests([*ragged_prompts, [9, 1, 4], [7] * 6], num_new=60)
+    found = []
+    for tree in (Tree.chain(3), DEEP):
+        results = engine_with(llama, tree, rows=5).generate(requests)
+        counts = position_counts([r.trace for r in results], 3)
+        assert counts.reached[1] > 20
+        found.append(counts.conditional_acceptance[1])
+    assert found[1] == pytest.approx(found[0], abs=0.15)
+    assert found[0] > 0.2
 
 
 def test_a_path_beside_the_spine_that_stays_in_its_slots_is_noticed(
@@ -179,8 +198,8 @@ def law(small):
     return exact_law(small.reference, PROMPT, 3, warpers)
 
 
-def sampled(engine, count=12000):
-    params = SamplingParams(max_new_tokens=3, temperature=TEMPERATURE)
+def sampled(engine, count=12000, **options):
+    params = SamplingParams(**{"max_new_tokens": 3, "temperature": TEMPERATURE} | options)
     return engine.generate([Request(str(i), PROMPT, params) for i in range(count)])
 
 
@@ -190,6 +209,48 @@ def test_continuations_follow_the_targets_exact_law(small, law, tree, is_sampled
     results = sampled(engine_with(small, tree, rows=2000, is_sampled=is_sampled))
     assert 0.1 < accepted_fraction([r.trace for r in results]) < 0.95
     assert p_value(results, law) > SIGNIFICANCE
+
+
+TRIMMED = torch.tensor([0, 1, 3, 4, 6])
+
+
+@pytest.fixture(scope="module")
+def longer_law(small):
+    return exact_law(small.reference, PROMPT, 4, lambda _, scores: scores / TEMPERATURE)
+
+
+@pytest.mark.parametrize(
+    ("fit", "tree"),
+    [
+        (fitted_head, Tree.comb([3, 2, 2])),
+        (fitted_heads, Tree.comb([3, 2, 2])),
+        (fitted_heads, BUSHY),
+        (fitted_heads, DEEP),
+    ],
+    ids=["eagle-comb", "medusa-comb", "medusa-bushy", "medusa-deep"],
+)
+def test_heads_that_know_a_part_of_the_vocabulary_draw_trees_of_depth_3_by_the_law(
+    small, longer_law, fit, tree
+):
+    head = fit(small.reference, [(PROMPT, [7, 1, 3, 5])], steps=3, token_ids=TRIMMED)
+    proposer = head_proposer(head, TRIMMED, trees(tree, is_sampled=True))
+    engine = Engine(small.target, proposer, max_rows=2000, draft_length=4)
+    results = sampled(engine, max_new_tokens=4)
+    assert max(len(path) for r in results for path in r.trace.ranks) == 3
+    assert 0.1 < accepted_fraction([r.trace for r in results]) < 0.95
+    assert p_value(results, longer_law) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("tree", [COMB, BUSHY], ids=["comb", "bushy"])
+def test_penalties_count_the_guesses_on_the_path_of_every_place(small, law, tree):
+    repetition = RepetitionPenaltyLogitsProcessor(1.5)
+    warpers = LogitsProcessorList([repetition, TemperatureLogitsWarper(TEMPERATURE)])
+    penalised = exact_law(small.reference, PROMPT, 3, warpers)
+    engine = engine_with(small, tree, rows=2000, is_sampled=True)
+    results = sampled(engine, repetition_penalty=1.5)
+    assert 0.1 < accepted_fraction([r.trace for r in results]) < 0.95
+    assert p_value(results, penalised) > SIGNIFICANCE
+    assert p_value(results, law) < 1e-6
 
 
 def greedy_or_sampled(index):
@@ -213,6 +274,20 @@ def test_the_test_has_the_power_to_see_a_law_that_keeps_its_tried_tokens(far, la
     assert p_value(results(), law) > SIGNIFICANCE
     monkeypatch.setattr(rule_module, "_without", lambda q, _token: q)
     assert p_value(results(), law) < 1e-6
+
+
+def test_the_test_has_the_power_to_see_best_guesses_that_are_judged_as_if_they_were_drawn(
+    far, law, monkeypatch
+):
+    siblings = Drafts._siblings
+
+    def best(drafts, logits, positions, wanted):
+        siblings(drafts, logits, positions, wanted)  # keeps the law that they are not drawn from
+        return logits[:, -1].topk(wanted).indices
+
+    monkeypatch.setattr(Drafts, "_siblings", best)
+    engine = engine_with(far, Tree.comb([4, 4]), rows=2000, is_sampled=True)
+    assert p_value(sampled(engine), law) < 1e-6
 
 
 def each_path_alone(p, proposal, accept, draw):
@@ -318,11 +393,14 @@ def rounds_of(result):
     return trace.drafted, trace.accepted, trace.committed, trace.from_text
 
 
+@pytest.mark.parametrize("tree", [COMB, DEEP], ids=["comb", "deep"])
 @pytest.mark.parametrize("is_sampled", [False, True], ids=["certain", "sampled"])
 @pytest.mark.parametrize("max_rows", [3, 5])
-def test_sampled_requests_are_as_alone_whoever_copies_beside_them(llama, max_rows, is_sampled):
+def test_sampled_requests_are_as_alone_whoever_copies_beside_them(
+    llama, max_rows, is_sampled, tree
+):
     requests = random_requests(40, seed=21)
-    draft = DraftModelProposer(llama.draft, trees=trees(COMB, is_sampled=is_sampled))
+    draft = DraftModelProposer(llama.draft, trees=trees(tree, is_sampled=is_sampled))
     lengths = FixedLengths(Lengths(4, copy=6))
     proposer = LookupFirstProposer(draft, lengths, min_ngram=1)
     engine = Engine(llama.target, proposer, max_rows=max_rows, draft_length=6)

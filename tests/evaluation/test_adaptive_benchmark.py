@@ -7,8 +7,6 @@ import json
 import pytest
 
 from benchmarks import adaptive
-from draftsmith.decoding import FixedLengths, Lengths
-from draftsmith.evaluation.arms import Contestants
 from tests.tiny_target import write_prompts
 
 
@@ -36,21 +34,6 @@ def test_every_cell_is_measured_printed_and_written(
         assert cell["adaptive_over_best_fixed"]["mean"] > 0
         assert 0 <= cell["share_proposing_nothing"] <= 1
         assert cell["best_fixed"] in text
-
-
-def test_arms_decode_the_same_behind_prompts_that_were_read_once(target, drafts, prompts):
-    """Whoever came before: greedy answers hold no trace of the lengths."""
-    pair = Contestants(target, drafts["student"], ())
-    group = [ids for _, ids in prompts[:3]]
-    answers = []
-    rewound = adaptive.Rewound(pair, group, tokens=8)
-    for lengths in (Lengths(0, 0), Lengths(3, 0), Lengths(2, 5), Lengths(0, 0)):
-        rewound.rewind(FixedLengths(lengths))
-        assert rewound.decode() >= 24
-        rows = rewound._engine._batch.rows
-        answers.append([row.answer_ids[:6] for row in rows])
-        assert max(n for n, is_copy in rewound.rounds if not is_copy) == lengths.draft
-    assert answers == [answers[0]] * 4
 
 
 def test_a_context_is_filled_with_the_prompts_before():

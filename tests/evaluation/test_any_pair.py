@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from draftsmith.cli import app
 from draftsmith.corpus.prompts import user_prompt
 from draftsmith.errors import CorpusError, DraftError, DraftMisfitError
+from draftsmith.evaluation import any_pair
+from draftsmith.evaluation.acceptance import decode
 from draftsmith.evaluation.any_pair import (
     CONFIG,
     EVAL_FRACTION,
@@ -22,6 +24,7 @@ from draftsmith.evaluation.any_pair import (
     prompts_of,
     verdict,
 )
+from draftsmith.evaluation.benchmark import PairBench
 from tests.tiny_target import conversations, make_tokenizer, save, write_prompts
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -102,6 +105,35 @@ def test_a_damaged_draft_is_refused(loaded, save_student, tmp_path):
     (folder / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(DraftError, match="reading"):
         load_any_draft(loaded, folder)
+
+
+class Stopped(Exception):
+    """What ends a measurement where its bench would begin."""
+
+
+@pytest.mark.parametrize(("num_asked", "num_confirming"), [(7, 3), (4, 2)])
+def test_what_acceptance_and_guesses_are_counted_on_confirms_nothing(  # noqa: PLR0917
+    loaded, checkpoint, asked, monkeypatch, num_asked, num_confirming
+):
+    """Twice as many as calibrate; of four prompts in all the last two must confirm."""
+    counted, confirming = [], []
+
+    def noted(target, draft, prompts, **options):
+        counted.extend(ids for _, ids in prompts)
+        return decode(target, draft, prompts, **options)
+
+    def stop(bench, *_):
+        confirming.extend(bench._confirmation_prompts)
+        raise Stopped
+
+    monkeypatch.setattr(any_pair, "decode", noted)
+    monkeypatch.setattr(PairBench, "run", stop)
+    with pytest.raises(Stopped):
+        measure(loaded, load_any_draft(loaded, checkpoint), asked[:num_asked], SMALL)
+    assert len(confirming) == num_confirming
+    assert len(counted) == 2 * 4  # for acceptance, and for guesses
+    if num_asked > 4:
+        assert not [ids for ids in confirming if ids in counted]
 
 
 def test_without_prompts_nothing_is_measured(loaded, checkpoint):

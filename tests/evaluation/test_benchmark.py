@@ -46,6 +46,7 @@ COSTS = {
     "assisted-2": 1.5,
 }
 SURVIVAL = Survival([0.5, 0.25, 0.125])
+GUESSES = Guesses([[0.5, 0.3], [0.5, 0.1]], [100, 50])
 PHASES = ["calibration", "isolated forwards", "confirmation", "batches"]
 TICK_S = 1e-6
 
@@ -222,12 +223,11 @@ class TestEntry:
 
     def test_a_tree_that_promises_more_is_served_and_measured_beside_the_chain(self, bench):
         """To this clock a verification costs the same whatever its width."""
-        guesses = Guesses([[0.5, 0.3], [0.5, 0.1]], [100, 50])
-        entry = bench().run(SURVIVAL, guesses)
+        entry = bench().run(SURVIVAL, GUESSES)
         tree = Tree(tuple(entry["tree"]))
         assert tree.num_nodes > tree.depth
         assert entry["draft_length"] == tree.depth
-        assert entry["expected_tau"] == pytest.approx(guesses.expected_tokens(tree))
+        assert entry["expected_tau"] == pytest.approx(GUESSES.expected_tokens(tree))
         assert entry["tau"] == 1 + tree.num_nodes  # by these arms
         assert entry["speedup"]["mean"] == pytest.approx(1 / 0.45, rel=1e-3)
         assert entry["arms"]["chain"]["draft_length"] == 2
@@ -240,8 +240,7 @@ class TestEntry:
         """Six nodes at most, five copied tokens at most, and the place before them."""
         copying = dataclasses.replace(contestants, lookup_length=5)
         survival = Survival(SURVIVAL.draft, copied_share=0.5, copied=[0.9, 0.9, 0.9, 0.8, 0.8])
-        guesses = Guesses([[0.5, 0.3], [0.5, 0.1]], [100, 50])
-        entry = bench(contestants=copying).run(survival, guesses)
+        entry = bench(contestants=copying).run(survival, GUESSES)
         tree, cost = Tree(tuple(entry["tree"])), entry["cost"]
         assert set(cost["verify_ms"]) == {str(width) for width in range(1, 13)}
         drafted = tree.depth * cost["draft_step_ms"] + cost["verify_ms"][str(tree.num_nodes + 1)]
@@ -256,25 +255,55 @@ class TestEntry:
         cell = ForwardCosts(20.0, 2.0, {width: 20.0 + 0.1 * width for width in range(1, 8)})
         costs = RoundCosts((2,), (160,), {(2, 160): cell})
         monkeypatch.setattr("draftsmith.evaluation.benchmark.round_costs", lambda *_: costs)
-        guesses = Guesses([[0.5, 0.3], [0.5, 0.1]], [100, 50])
-        _, together = bench().run(SURVIVAL, guesses)["batch"]
+        _, together = bench().run(SURVIVAL, GUESSES)["batch"]
         assert contestants.offered == [len(together["tree"])]
         assert contestants.offered[0] > together["draft_length"]
 
     def test_a_tree_that_is_slower_than_its_chain_is_not_served(self, bench, monkeypatch):
         slow = {name: 0.6 for name in COSTS if name.startswith("tree")}
         monkeypatch.setattr("tests.evaluation.test_benchmark.COSTS", COSTS | slow)
-        entry = bench().run(SURVIVAL, Guesses([[0.5, 0.3], [0.5, 0.1]], [100, 50]))
+        entry = bench().run(SURVIVAL, GUESSES)
         assert (entry["tree"], entry["draft_length"]) == ([], 2)
         assert entry["speedup"]["mean"] == pytest.approx(2.0, rel=1e-3)
         assert entry["expected_tau"] == 1 + sum(SURVIVAL.draft[:2])
         assert entry["tau"] == 3.0  # of the chain
-        assert entry["arms"]["tree"]["tokens_per_s"] < entry["arms"]["speculative"]["tokens_per_s"]
+        arms = entry["arms"]
+        assert arms["tree"]["tokens_per_s"] < arms["speculative"]["tokens_per_s"]
+        tree = Tree(tuple(arms["tree"]["tree"]))
+        assert arms["tree"]["draft_length"] == tree.depth < tree.num_nodes
+        assert arms["tree"]["tau"] == 1 + tree.num_nodes  # of the tree
+        assert arms["tree"]["expected_tau"] == pytest.approx(GUESSES.expected_tokens(tree))
+        assert arms["tree"]["predicted_speedup"] > entry["predicted_speedup"]
+
+    @pytest.mark.parametrize("seconds", [0.3, 0.9])
+    def test_a_batch_is_served_the_faster_of_chain_and_tree(self, bench, monkeypatch, seconds):
+        """The tree promises more; here a chain takes 0.5 s a token."""
+        cell = ForwardCosts(20.0, 2.0, {width: 20.0 + 0.1 * width for width in range(1, 8)})
+        costs = RoundCosts((2,), (160,), {(2, 160): cell})
+        monkeypatch.setattr("draftsmith.evaluation.benchmark.round_costs", lambda *_: costs)
+        priced = {name: seconds for name in COSTS if name.startswith("tree")}
+        chains = dict.fromkeys(("engine-1", "engine-2", "engine-3"), 0.5)
+        monkeypatch.setattr("tests.evaluation.test_benchmark.COSTS", COSTS | chains | priced)
+        _, together = bench().run(SURVIVAL, GUESSES)["batch"]
+        slower = together["slower"]
+        assert together["tokens_per_s"] > slower["tokens_per_s"]
+        assert together["speedup"] == pytest.approx(1 / min(seconds, 0.5), rel=1e-3)
+        by_kind = {bool(each["tree"]): each for each in (together, slower)}
+        assert by_kind[True]["predicted_speedup"] > by_kind[False]["predicted_speedup"]
+        assert bool(together["tree"]) is (seconds < 0.5)
+
+    def test_a_tree_that_promises_a_loss_is_not_tried(self, bench, contestants, monkeypatch):
+        """Neither does a chain pay, and every round costs what features do."""
+        cell = ForwardCosts(20.0, 19.0, dict.fromkeys(range(1, 8), 28.0))
+        costs = RoundCosts((2,), (160,), {(2, 160): cell})
+        monkeypatch.setattr("draftsmith.evaluation.benchmark.round_costs", lambda *_: costs)
+        _, together = bench().run(SURVIVAL, GUESSES)["batch"]
+        assert (together["draft_length"], together["tree"]) == (0, [])
+        assert contestants.offered == [0]
 
     def test_without_nodes_nothing_but_chains_is_tried(self, bench):
-        guesses = Guesses([[0.5, 0.3]], [100])
         config = dataclasses.replace(CONFIG, max_tree_nodes=0)
-        entry = bench(config=config).run(SURVIVAL, guesses)
+        entry = bench(config=config).run(SURVIVAL, GUESSES)
         assert entry["tree"] == []
         assert "chain" not in entry["arms"]
 

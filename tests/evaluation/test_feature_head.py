@@ -9,9 +9,11 @@ import pytest
 from benchmarks import decoder, gpu
 from draftsmith.artifacts import digest_json, read_json
 from draftsmith.corpus.prompts import user_prompt
+from draftsmith.decoding.features import FeatureStore
 from draftsmith.drafts.checkpoint import Lineage, load_draft, save_draft
 from draftsmith.evaluation.acceptance import DecodingPlan, decode, teacher_forced_alpha
 from draftsmith.evaluation.any_pair import load_any_draft, measure
+from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.profiling import forward_costs
 from draftsmith.evaluation.record import Evaluator
 from draftsmith.evaluation.side_costs import reading_ms
@@ -19,6 +21,7 @@ from tests.decoding.heads import fitted_head, fitted_heads
 from tests.evaluation.test_any_pair import SMALL
 from tests.evaluation.test_decoder_benchmark import SMALL as SMALL_BENCH
 from tests.evaluation.test_record import CONFIG
+from tests.evaluation.test_rewound import check_answers
 from tests.tiny_target import conversations, write_prompts
 
 LAYERS = (1, 2, 2)
@@ -136,18 +139,22 @@ def test_it_is_measured_without_the_arm_that_cannot_draft_with_it(loaded, folder
     assert "adaptive_speedup" in entry["batch"][1]
 
 
-def test_timed_verifications_pay_for_what_a_head_makes_of_them(target, draft, family, monkeypatch):
-    fused = []
-    fuse = getattr(draft.model, "fuse", None)
+def test_timed_verifications_pay_for_what_the_draft_reads_of_them(target, draft, monkeypatch):
+    kept = []
+    put = FeatureStore.put
 
-    def counted(features):
-        fused.append(tuple(features.shape[:2]))
-        return fuse(features)
+    def counted(store, features, positions, *, first_row):
+        kept.append(tuple(positions.shape))
+        put(store, features, positions, first_row=first_row)
 
-    monkeypatch.setattr(draft.model, "fuse", counted, raising=False)
+    monkeypatch.setattr(FeatureStore, "put", counted)
     forward_costs(target, draft.model, [3], batch_size=2, context=16, repeats=1)
     # Once untimed and once timed; steps without drafts, too, but not plain ones or the draft's own.
-    assert sorted(fused) == ([(2, 1)] * 2 + [(2, 3)] * 2 if family == "eagle" else [])
+    assert sorted(kept) == [(2, 1)] * 2 + [(2, 3)] * 2
+
+
+def test_rows_go_back_to_their_prompts_with_what_it_reads(target, draft, prompts):
+    check_answers(Contestants(target, draft, ()), [ids for _, ids in prompts[:3]])
 
 
 @pytest.mark.parametrize("context", [1, 2, 40])

@@ -8,8 +8,14 @@ import itertools
 import pytest
 
 from draftsmith.decoding import Trace, Tree
-from draftsmith.evaluation.cost_model import LEAST_GAIN, ForwardCosts, Survival, predicted_speedup
-from draftsmith.evaluation.guesses import Guesses, TreeLimits, best_tree
+from draftsmith.evaluation.cost_model import (
+    LEAST_GAIN,
+    ForwardCosts,
+    Survival,
+    best_lengths,
+    predicted_speedup,
+)
+from draftsmith.evaluation.guesses import Drafting, Guesses, TreeLimits, best_tree, tree_beside
 
 COMB = Tree.comb([3, 2])
 SHARES = Guesses([[0.5, 0.2, 0.1], [0.4, 0.3]], [100, 50])
@@ -157,3 +163,36 @@ def test_heads_that_guess_at_once_pay_one_step():
     heads = dataclasses.replace(slow, drafts_at_once=True)
     at_once, _ = best_tree(deep, Survival([]), heads, TreeLimits(4), rows=1, beat=0.1)
     assert one_by_one.depth < at_once.depth == 3
+
+
+def beside(chain, survivals, guesses, costs, rows):
+    limits = TreeLimits(8)
+    return tree_beside(chain, survivals, guesses=guesses, costs=costs, limits=limits, rows=rows)
+
+
+def test_a_tree_may_pay_beside_copies_that_do_not_pay_beside_the_chain():
+    """From three positions on a verification costs 26: of a tree the copies come along."""
+    costs = ForwardCosts(20.0, 0.01, {1: 20.0, 2: 20.0, **dict.fromkeys(range(3, 18), 26.0)})
+    survived = Survival([0.35], 0.3, [0.9, 0.2, 0.1])
+    guesses = Guesses([[0.35, 0.3, 0.3]], [100])
+    length, copies = best_lengths(survived, costs, (1, 3), rows=16)
+    assert (length, copies) == (1, 1)
+    chain = Drafting.chain(length, survived.copying(copies), costs, rows=16)
+    assert beside(chain, [survived.copying(copies)], guesses, costs, 16) is None
+    found = beside(chain, map(survived.copying, range(4)), guesses, costs, 16)
+    assert (found.copies, found.parents) == (3, [0, 0, 0])
+    assert found.predicted_speedup > chain.predicted_speedup * LEAST_GAIN
+    assert found.tau == pytest.approx(0.7 * 1.95 + 0.3 * 2.2)
+
+
+def test_a_tree_that_promises_less_than_no_drafts_is_none():
+    """Rounds without drafts cost more than the plain step where features are taken from them."""
+    costs = ForwardCosts(20.0, 19.0, dict.fromkeys(range(1, 18), 28.0))
+    nothing = Drafting.chain(0, Survival([0.5]), costs)
+    guesses = Guesses([[0.5, 0.3]], [100])
+    tree, promised = best_tree(
+        guesses, Survival([]), costs, TreeLimits(8), rows=1, beat=nothing.predicted_speedup
+    )
+    assert tree is not None
+    assert promised < 1
+    assert beside(nothing, [Survival([])], guesses, costs, 1) is None

@@ -78,6 +78,15 @@ def test_trees_are_part_of_the_test_in_both_dtypes(
     assert not near_ties(*half_pair, questions, with_tree)["holds"]
 
 
+def test_rounding_is_measured_over_the_widest_verification(test):
+    """A comb of 13 nodes whose spine of 4 grows by one where a neighbour copies five tokens."""
+    comb = Tree.comb([6, 4, 2, 1])
+    copying = dataclasses.replace(test, draft_length=4, lookup_length=5)
+    assert copying.width(comb) == 15
+    assert copying.width(None) == 6
+    assert dataclasses.replace(copying, lookup_length=0).width(comb) == 14
+
+
 def test_the_reference_does_not_use_the_engines_attention(
     target, drafts, questions, test, monkeypatch
 ):

@@ -3,14 +3,18 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from draftsmith.artifacts import read_json
-from draftsmith.drafts.eagle import EagleHead
+from draftsmith.decoding import SlotModel, Tree
+from draftsmith.decoding.features import FeatureStore
 from draftsmith.drafts.eagle_start import build_head
+from draftsmith.drafts.medusa import HeadShape, build_heads
 from draftsmith.evaluation import profiling
 from draftsmith.evaluation.cost_model import ForwardCosts, RoundCosts
 from draftsmith.evaluation.profiling import (
     Grid,
+    IsolatedForwards,
     cost_key,
     forward_costs,
     kept_costs,
@@ -126,22 +130,40 @@ def test_the_key_names_pair_device_dtype_versions_and_grid(target):
     assert key["grid"] == dataclasses.asdict(grid)
 
 
-def test_a_head_pays_for_its_features_in_rounds_without_drafts_too(target, monkeypatch):
-    """The clock counts how often features are fused."""
-    fused = []
-    monkeypatch.setattr(EagleHead, "fuse", lambda _self, features: fused.append(features.shape))
+@pytest.mark.parametrize("family", ["eagle", "medusa"])
+def test_what_a_draft_reads_is_paid_for_in_rounds_without_drafts_too(target, family, monkeypatch):
+    """The clock counts how often features are kept."""
+    kept = []
+    monkeypatch.setattr(FeatureStore, "put", lambda *_, first_row: kept.append(first_row))
 
     def count(actions, _repeats):
         times = {}
         for name, action in actions.items():
-            fused.clear()
+            kept.clear()
             action()
-            times[name] = 1.0 + len(fused)
+            times[name] = 1.0 + len(kept)
         return times
 
     monkeypatch.setattr(profiling, "median_ms", count)
-    head = build_head(target, (0, 1, 2), None)
+    if family == "eagle":
+        head = build_head(target, (0, 1, 2), None)
+    else:
+        head = build_heads(target, HeadShape(2, 1, own_heads=False), None)
     costs = forward_costs(target, head, [1, 3], batch_size=2, context=16, repeats=1)
     assert (costs.target_step_ms, costs.draft_step_ms) == (1.0, 1.0)
     assert costs.verify_ms == {1: 2.0, 3: 2.0}
     assert costs.round_ms(0) == 2.0
+
+
+@torch.inference_mode()
+def test_an_isolated_tree_is_a_forward_of_its_places_behind_the_context(target):
+    """What the last place sees is the context and its own path: as a chain of that path."""
+    tree = Tree((0, 0, 1, 1))
+    seen = {}
+    for shape in (tree, Tree((0, 1))):
+        forwards = IsolatedForwards(SlotModel(target), rows=2, context=9, width=5)
+        forwards.run(shape)
+        keys = forwards.model.cache.layers[-1].keys
+        seen[shape.num_nodes] = keys[:, :, 9 + shape.num_nodes]
+    assert seen[4].shape[0] == 2
+    torch.testing.assert_close(seen[4], seen[2])

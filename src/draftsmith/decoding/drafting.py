@@ -41,7 +41,10 @@ class Drafts:
         trees: Trees = NO_TREES,
     ) -> None:
         self._batch, self._token_ids = batch, token_ids
-        self.tree = trees.choose(len(batch), max(counts))
+        tree = trees.choose(len(batch), max(counts))
+        # First guesses go as deep as the tree: then they tell what a chain would have, and rows
+        # that copy add no node at a position that others draft.
+        self.tree = None if tree is None else tree.with_spine(tree.depth)
         self._is_sampled = trees.is_sampled and not batch.sampling.is_greedy
         greedy = [row.request.params.temperature == 0 for row in batch.rows]
         self._certain: Tensor | None = None

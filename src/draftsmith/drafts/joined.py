@@ -43,6 +43,21 @@ def family_of(draft: PreTrainedModel) -> str:
     return MEDUSA if isinstance(draft, MedusaHeads) else STUDENT
 
 
+def drafter_of(
+    draft: PreTrainedModel,
+    token_ids: Tensor | None = None,
+    *,
+    steps: BuildStep | None = None,
+    trees: Trees = NO_TREES,
+) -> Drafter:
+    """What an engine drafts with; see `LoadedDraft`."""
+    if isinstance(draft, EagleHead):
+        return FeatureProposer(draft, draft, token_ids, trees)
+    if isinstance(draft, MedusaHeads):
+        return MedusaProposer(draft, token_ids, trees)
+    return DraftModelProposer(SlotModel(draft, steps), token_ids, trees)
+
+
 @dataclass(frozen=True)
 class LoadedDraft:
     """A draft beside its target.
@@ -61,11 +76,7 @@ class LoadedDraft:
             steps: Compiles or captures the steps of a causal language model.
             trees: What it drafts instead of chains.
         """
-        if isinstance(self.model, EagleHead):
-            return FeatureProposer(self.model, self.model, self.token_ids, trees)
-        if isinstance(self.model, MedusaHeads):
-            return MedusaProposer(self.model, self.token_ids, trees)
-        return DraftModelProposer(SlotModel(self.model, steps), self.token_ids, trees)
+        return drafter_of(self.model, self.token_ids, steps=steps, trees=trees)
 
     def last_hidden(self, target: PreTrainedModel, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Last hidden states `[rows, width, hidden]` of target and draft on a text.

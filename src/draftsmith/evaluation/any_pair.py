@@ -94,7 +94,8 @@ def measure(
     Args:
         target: The target in its serving dtype.
         draft: Joined to it.
-        prompts: The first ones, domains in turn, calibrate; the others confirm.
+        prompts: The first ones, domains in turn, count acceptance and calibrate; the others
+            confirm.
         config: Budget.
         lookup_length: Tokens copied from the text in the draft's place; 0 never copies.
         on_phase: As in `PairBench`.
@@ -115,7 +116,10 @@ def measure(
         target, draft, encoded, stop_ids=chat.stop_ids, config=config, lookup_length=lookup_length
     )
     contestants = Contestants(target.model, draft, chat.stop_ids, lookup_length)
-    bench = PairBench(config, contestants, encoded, on_phase=on_phase)
+    first = config.calibration_prompts
+    # What is counted on twice as many chooses, too; where there are no others, they confirm.
+    held_out = encoded[2 * first :] or encoded[first:]
+    bench = PairBench(config, contestants, [*encoded[:first], *held_out], on_phase=on_phase)
     copied = acceptance["copied"]
     survival = Survival(acceptance["survival"], copied["share"], copied["survival"])
     guesses = _guesses(target.model, draft, encoded, contestants, config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,15 @@ from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.adaptive import AdaptiveLengths
 from draftsmith.evaluation.arms import Contestants, EngineArm
-from draftsmith.evaluation.cost_model import (
-    ForwardCosts,
-    Survival,
-    best_lengths,
-    with_copies,
+from draftsmith.evaluation.cost_model import ForwardCosts, RoundCosts, Survival, best_lengths
+from draftsmith.evaluation.guesses import (
+    NO_GUESSES,
+    NOTHING,
+    Drafting,
+    Guesses,
+    TreeLimits,
+    tree_beside,
 )
-from draftsmith.evaluation.guesses import NO_GUESSES, Drafting, Guesses, TreeLimits, best_tree
 from draftsmith.evaluation.profiling import (
     Grid,
     costs_from_json,
@@ -44,7 +46,7 @@ from draftsmith.evaluation.timing import Arm, Timings, interleave, speed_ratio
 
 _LOG = logging.getLogger(__name__)
 
-_SCHEMA = 3  # of finished phases; since 3 tau is counted
+_SCHEMA = 4  # of finished phases; since 4 trees stand beside chains in every batch
 _COST_CONTEXT = 160  # tokens before an isolated forward: about the middle of a short answer
 # Name -> the arm above and the arm below the line.
 _RATIOS = {
@@ -96,7 +98,7 @@ class PairBench:
         costs = self._phase("costs", self._costs)
         forward = costs_from_json(costs)
         chain = Drafting.chain(length, survival, forward)
-        served = self._best(chain, survival, guesses, forward, rows=1)
+        served = self._tree(chain, [survival], guesses, forward, rows=1) or chain
         confirmed = self._phase("confirmation", lambda: self._confirm(calibration, served))
         if not confirmed.pop("drafts_tree"):
             served = chain
@@ -115,24 +117,17 @@ class PairBench:
             "predicted_speedup": served.predicted_speedup,
         }
 
-    def _best(
+    def _tree(
         self,
         chain: Drafting,
-        survival: Survival,
+        survivals: Iterable[Survival],
         guesses: Guesses,
         costs: ForwardCosts,
         *,
         rows: int,
-    ) -> Drafting:
-        """The chain, or the tree that promises clearly more."""
+    ) -> Drafting | None:
         limits = TreeLimits(self.config.max_tree_nodes, self.contestants.draft.drafts_combs)
-        tree, promised = best_tree(
-            guesses, survival, costs, limits, rows=rows, beat=chain.predicted_speedup
-        )
-        if tree is None:
-            return chain
-        tau = with_copies(guesses.expected_tokens(tree), survival)
-        return Drafting(tree.depth, tree, tau, promised)
+        return tree_beside(chain, survivals, guesses=guesses, costs=costs, limits=limits, rows=rows)
 
     def _phase(self, name: str, measure: Phase) -> dict[str, Any]:
         """A phase's result, from an earlier run that was killed if it is there."""
@@ -190,15 +185,13 @@ class PairBench:
     def _confirm(self, calibration: Mapping[str, Any], served: Drafting) -> dict[str, Any]:
         """The arms on other prompts, interleaved; the ratios are the evidence."""
         tokens, length = self.config.max_new_tokens, int(calibration["draft_length"])
-        pair = self.contestants
+        pair, copied = self.contestants, self.contestants.lookup_length or length
         assisted = calibration["assisted_length"]
         speculative = pair.engine(served.length, max_new_tokens=tokens, tree=served.tree)
         arms: dict[str, Arm] = {
             "gamma_0": pair.engine(0, max_new_tokens=tokens),
             "speculative": speculative,
-            "prompt_lookup": pair.prompt_lookup(
-                pair.lookup_length or length, max_new_tokens=tokens
-            ),
+            "prompt_lookup": pair.prompt_lookup(copied, max_new_tokens=tokens),
             "transformers_generate": pair.transformers(max_new_tokens=tokens),
         }
         chain = pair.engine(length, max_new_tokens=tokens)
@@ -219,6 +212,9 @@ class PairBench:
         }
         if drafts_tree:
             entries["chain"]["draft_length"] = length
+        elif served.tree is not None:
+            tau = block_efficiency(speculative.traces)
+            entries["tree"] |= served.record() | {"tau": tau}
         if assisted is not None:
             entries["transformers_assisted"]["draft_length"] = assisted
         return {
@@ -266,62 +262,58 @@ class PairBench:
         }
 
     def _batches(self, single: Drafting, survival: Survival, guesses: Guesses) -> dict[str, Any]:
-        """Our engine at several batch sizes: without drafts, as it is served, and adapting."""
+        """Our engine at several batch sizes: without drafts, with what is offered, and adapting."""
         done = self.on_phase("batches", len(self.config.batch_sizes))
         entries = []
         for size in self.config.batch_sizes:
-            drafting, copies, arms = self._batch_arms(size, single, survival, guesses)
+            offered, arms = self._batch_arms(size, single, survival, guesses)
             timings = interleave(arms, self._batch_groups(size) * 2)
             speeds = {name: timing.tokens_per_s for name, timing in timings.items()}
-            plain = speeds["plain"]
-            served = speeds.get("speculative", plain)
-            entry = {
-                "batch_size": size,
-                "draft_length": drafting.length,
-                "tree": drafting.parents,
-                "lookup_length": copies,
-                "tokens_per_s": served,
-                "baseline_tokens_per_s": plain,
-                "speedup": served / plain,
-            }
-            if "adaptive" in speeds:
-                entry["adaptive_tokens_per_s"] = speeds["adaptive"]
-                entry["adaptive_speedup"] = speeds["adaptive"] / plain
-            entries.append(entry)
+            entries.append({"batch_size": size, **_batch_entry(offered, speeds)})
             done(1)
         return {"batches": entries}
 
     def _batch_arms(
         self, size: int, single: Drafting, survival: Survival, guesses: Guesses
-    ) -> tuple[Drafting, int, dict[str, EngineArm]]:
-        """What is drafted at this batch size, how long copies are, and the arms.
+    ) -> tuple[dict[str, Drafting], dict[str, EngineArm]]:
+        """What may be drafted at this batch size, and the arms; the plain one is always there.
 
-        Where nothing is drafted there is only the plain one. A single row drafts what was chosen
-        for it, which is what adapting would find; at other sizes what was measured of acceptance
-        and costs decides.
+        A single row drafts what was chosen for it, which is what adapting would find; at other
+        sizes what was measured of acceptance and costs decides what is offered.
         """
-        pair = self.contestants
-        tokens = self.config.batch_tokens
-        drafting, copies = single, pair.lookup_length
+        pair, tokens, offers = self.contestants, self.config.batch_tokens, [single]
         arms = {"plain": pair.engine(0, max_new_tokens=tokens, batch_size=size)}
         if size > 1:
-            limit = Lengths(self.config.max_draft_length, pair.lookup_length)
             grid = Grid((size,), (_COST_CONTEXT,), self._max_width)
             costs = round_costs(pair.target, pair.draft.model, grid)
-            at = costs.at(rows=size, context=_COST_CONTEXT)
-            length, copies = best_lengths(survival, at, limit, rows=size)
-            copied = survival.copying(copies)
-            chain = Drafting.chain(length, copied, at, rows=size)
-            drafting = self._best(chain, copied, guesses, at, rows=size)
-            trees = [] if drafting.tree is None else [drafting.tree]
+            limit = Lengths(self.config.max_draft_length, pair.lookup_length)
+            offers = self._offers(size, costs, limit, survival, guesses)
+            trees = [offer.tree for offer in offers if offer.tree is not None]
             adaptive = AdaptiveLengths(costs, limit, survival, trees, guesses)
             arms["adaptive"] = pair.adaptive(adaptive, max_new_tokens=tokens, batch_size=size)
-        if drafting.length:
-            served = dataclasses.replace(pair, lookup_length=copies)
-            arms["speculative"] = served.engine(
-                drafting.length, max_new_tokens=tokens, batch_size=size, tree=drafting.tree
+        offered = {offer.kind: offer for offer in offers if offer.length}
+        for name, offer in offered.items():
+            copying = dataclasses.replace(pair, lookup_length=offer.copies)
+            arms[name] = copying.engine(
+                offer.length, max_new_tokens=tokens, batch_size=size, tree=offer.tree
             )
-        return drafting, copies, arms
+        return offered, arms
+
+    def _offers(
+        self,
+        size: int,
+        costs: RoundCosts,
+        limit: Lengths,
+        survival: Survival,
+        guesses: Guesses,
+    ) -> list[Drafting]:
+        """The chain that promises most in a batch, and the tree that promises clearly more."""
+        at = costs.at(rows=size, context=_COST_CONTEXT)
+        length, copies = best_lengths(survival, at, limit, rows=size)
+        chain = Drafting.chain(length, survival.copying(copies), at, rows=size)
+        copying = map(survival.copying, range(limit.copy + 1))
+        tree = self._tree(chain, copying, guesses, at, rows=size)
+        return [chain] if tree is None else [chain, tree]
 
     def _batch_groups(self, size: int) -> list[list[list[int]]]:
         """One or two full batches; prompts come again where there are too few."""
@@ -329,6 +321,29 @@ class PairBench:
         count = max(1, min(2, len(prompts) // size))
         cycle = [prompts[i % len(prompts)] for i in range(count * size)]
         return [cycle[i * size : (i + 1) * size] for i in range(count)]
+
+
+def _batch_entry(offered: Mapping[str, Drafting], speeds: Mapping[str, float]) -> dict[str, Any]:
+    """What is served at a batch size: the faster of what was offered.
+
+    Args:
+        offered: By name of its arm.
+        speeds: Tokens/s by arm.
+    """
+    plain = speeds["plain"]
+    best = max(offered, key=speeds.__getitem__, default="plain")
+    entry = {
+        **offered.get(best, NOTHING).record(),
+        "tokens_per_s": speeds[best],
+        "baseline_tokens_per_s": plain,
+        "speedup": speeds[best] / plain,
+    }
+    for name in offered.keys() - {best}:
+        entry["slower"] = offered[name].record() | {"tokens_per_s": speeds[name]}
+    if "adaptive" in speeds:
+        entry["adaptive_tokens_per_s"] = speeds["adaptive"]
+        entry["adaptive_speedup"] = speeds["adaptive"] / plain
+    return entry
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from draftsmith.evaluation.cost_model import (
     expected_tokens,
     predicted_speedup,
     speedup_of,
+    with_copies,
 )
 
 
@@ -173,12 +174,14 @@ class Drafting:
         tree: Its shape; None is a chain.
         tau: Expected tokens of a round.
         predicted_speedup: By the measured acceptance and costs.
+        copies: Longest copy from the text.
     """
 
     length: int
     tree: Tree | None
     tau: float
     predicted_speedup: float
+    copies: int = 0
 
     @classmethod
     def chain(
@@ -186,12 +189,60 @@ class Drafting:
     ) -> Drafting:
         """So many tokens in a row."""
         speedup = predicted_speedup(survival, length, costs, rows)
-        return cls(length, None, expected_tokens(survival, length), speedup)
+        tau = expected_tokens(survival, length)
+        return cls(length, None, tau, speedup, len(survival.copied))
+
+    @property
+    def kind(self) -> str:
+        """Chain or tree."""
+        return "chain" if self.tree is None else "tree"
 
     @property
     def parents(self) -> list[int]:
         """The tree as records hold it; empty is a chain."""
         return [] if self.tree is None else list(self.tree.parents)
+
+    def record(self) -> dict[str, Any]:
+        """As records hold it."""
+        return {
+            "draft_length": self.length,
+            "tree": self.parents,
+            "lookup_length": self.copies,
+            "expected_tau": self.tau,
+            "predicted_speedup": self.predicted_speedup,
+        }
+
+
+NOTHING = Drafting(0, None, 1.0, 1.0)
+
+
+def tree_beside(
+    chain: Drafting,
+    survivals: Iterable[Survival],
+    *,
+    guesses: Guesses,
+    costs: ForwardCosts,
+    limits: TreeLimits,
+    rows: int,
+) -> Drafting | None:
+    """The tree that promises most, if that is clearly more than a chain and than no drafts.
+
+    Args:
+        chain: What it stands beside.
+        survivals: What is copied from the text, for each length of copies that is tried.
+        guesses: As in `best_tree`.
+        costs: Likewise.
+        limits: Likewise.
+        rows: Likewise.
+    """
+    beat = max(1.0, chain.predicted_speedup)
+    found = []
+    for survived in survivals:
+        tree, promised = best_tree(guesses, survived, costs, limits, rows=rows, beat=beat)
+        if tree is not None:
+            tau = with_copies(guesses.expected_tokens(tree), survived)
+            found.append(Drafting(tree.depth, tree, tau, promised, len(survived.copied)))
+    return max(found, key=lambda drafting: drafting.predicted_speedup, default=None)
 
 
 def served_tree(measured: Mapping[str, Any], *, rows: int) -> Tree | None:

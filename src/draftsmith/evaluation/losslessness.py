@@ -55,9 +55,10 @@ class SelfTest:
         return [None] if self.tree is None else [None, self.tree]
 
     def width(self, tree: Tree | None) -> int:
-        """Positions of a verification."""
-        drafts = self.draft_length if tree is None else tree.num_nodes
-        return max(drafts, self.lookup_length) + 1
+        """Positions of the widest verification: a row that copies lengthens the tree of others."""
+        if tree is None:
+            return max(self.draft_length, self.lookup_length) + 1
+        return tree.num_nodes_with(self.lookup_length) + 1
 
 
 def exact_equality(

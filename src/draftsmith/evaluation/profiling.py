@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith import provenance
 from draftsmith.artifacts import digest_json, read_json, short, write_json
+from draftsmith.decoding import SlotModel, Tree
 from draftsmith.decoding.features import FeatureReader
-from draftsmith.decoding.slot_model import SlotModel
-from draftsmith.drafts.eagle import EagleHead
+from draftsmith.decoding.proposers import reader_of
+from draftsmith.decoding.tree import tensors_of
+from draftsmith.drafts.joined import drafter_of
 from draftsmith.errors import ArtifactError
 from draftsmith.evaluation.cost_model import ForwardCosts, RoundCosts
 from draftsmith.evaluation.timing import median_ms
@@ -34,7 +35,7 @@ _WIDTHS = (1, 2, 3, 5, 9, 17)  # measured; those between are interpolated
 _CONTEXTS = (64, 512, 2048)
 _PLAIN = "plain"  # an action: the target without a reader
 _PACKAGES = ("draftsmith", "torch", "transformers")
-_SCHEMA = 3  # of kept costs: a verification holds the fusing of features, since 3 at width 1, too
+_SCHEMA = 4  # of kept costs; since 4 every verification holds what a draft reads of it
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,9 @@ def forward_costs(
 ) -> ForwardCosts:
     """Times of the target over `widths` positions and of the draft over one, taken in turn.
 
-    Where the draft is a head, every verification hands it the features of its positions, fused,
-    even in a round without drafts: later ones start from them. The plain step of an engine that has
-    no draft hands over nothing.
+    A draft that reads the target's features takes those of every verification, even of a round
+    without drafts: later ones start from them. The plain step of an engine that has no draft hands
+    over nothing.
 
     Args:
         target: Live target; as a `SlotModel` where its steps are compiled or captured.
@@ -96,40 +97,59 @@ def forward_costs(
     """
     models = SlotModel.of(target), SlotModel.of(draft)
     context = min(context, _longest_context(models, max(widths)))
-    for model in models:
-        _fill(model, rows=batch_size, context=context, slots=context + max(widths))
-    rows = torch.arange(batch_size, device=target.device)[:, None] * 0
-    head = models[1].model
-    reader = _Fusing(head) if isinstance(head, EagleHead) else None
-
-    def step(model: SlotModel, width: int, reader: FeatureReader | None = None) -> None:
-        places = rows + context + torch.arange(width, device=target.device)
-        model.reader = reader
-        model.forward(places % 100, places, span=context + width)
-        model.reader = None
-
+    widest = max(widths)
+    theirs, ours = (
+        IsolatedForwards(model, rows=batch_size, context=context, width=widest) for model in models
+    )
+    reader = reader_beside(models[1].model, rows=batch_size, slots=context + widest)
     measured = sorted({1, *widths})
-    actions = {f"target-{width}": partial(step, models[0], width, reader) for width in measured}
+    actions = {f"target-{width}": partial(theirs.run, width, reader) for width in measured}
     if reader is not None:
-        actions[_PLAIN] = partial(step, models[0], 1)
-    times = median_ms({"draft": partial(step, models[1], 1), **actions}, repeats)
+        actions[_PLAIN] = partial(theirs.run, 1)
+    times = median_ms({"draft": partial(ours.run, 1), **actions}, repeats)
     verify = {width: times[f"target-{width}"] for width in measured}
     at_once = bool(getattr(models[1].model, "drafts_at_once", False))
     return ForwardCosts(times.get(_PLAIN, verify[1]), times["draft"], verify, at_once)
 
 
-class _Fusing:
-    """Fuses features as a head's proposer does, and keeps none."""
+class IsolatedForwards:
+    """Forwards of a model behind a context that every row of its cache holds.
 
-    def __init__(self, head: EagleHead) -> None:
-        self._head = head
-        self.feature_layers = head.feature_layers
+    Args:
+        model: Over its cache.
+        rows: Batch size.
+        context: Tokens of a row.
+        width: Positions of the widest forward.
+    """
 
-    def read(self, features: Tensor, positions: Tensor, *, first_row: int) -> None:  # noqa: ARG002
-        self._head.fuse(features)
+    def __init__(self, model: SlotModel, *, rows: int, context: int, width: int) -> None:
+        self.model, self._context = model, context
+        self._starts = torch.full((rows, 1), context, device=model.device)
+        _fill(model, rows=rows, context=context, slots=context + width)
 
-    def move_slots(self, rows: Tensor, sources: Tensor, destinations: Tensor) -> None:
-        """Nothing is kept."""
+    def run(self, shape: int | Tree, reader: FeatureReader | None = None) -> None:
+        """A forward over so many positions, or over the places of a tree.
+
+        Args:
+            shape: Of the forward.
+            reader: Gets its features; None is nobody.
+        """
+        tree = shape if isinstance(shape, Tree) else None
+        if isinstance(shape, Tree):
+            steps = tensors_of(shape, self.model.device).depths
+        else:
+            steps = torch.arange(shape, device=self.model.device)
+        places = self._starts + steps
+        self.model.reader = reader
+        self.model.forward(places % 100, places, span=self._context + len(steps), tree=tree)
+        self.model.reader = None
+
+
+def reader_beside(draft: PreTrainedModel, *, rows: int, slots: int) -> FeatureReader | None:
+    """What takes the target's features for a draft when it decodes; None where nothing does."""
+    proposer = drafter_of(draft)
+    proposer.reserve(rows=rows, slots=slots)
+    return reader_of(proposer)
 
 
 def _fill(model: SlotModel, *, rows: int, context: int, slots: int) -> None:

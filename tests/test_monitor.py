@@ -94,6 +94,19 @@ def test_traffic_that_shifted_neither_fails_nor_tags(project, write_stream):
     assert not live_drift(project)
 
 
+def test_traffic_that_nothing_was_registered_for_fails_with_a_code_of_its_own(project, write_stream):
+    path = write_stream(num_requests=120, temperature=1.0)
+    done = monitor(project, path, "--fail", "--json")
+    assert done.exit_code == 4, done.output
+    data = json.loads(done.stdout)
+    assert (data["verdict"], data["tagged"]) == ("no reference", False)
+    done = monitor(project, path)
+    assert done.exit_code == 0, done.output
+    assert "120 at temperature 1.0" in done.stdout
+    assert "evaluation.temperatures" in done.stdout
+    assert not live_drift(project)
+
+
 def test_requests_of_another_pair_are_left_out_and_said(project, write_stream):
     write_stream()
     path = write_stream(2, 30, digest="another", lost=0.2)

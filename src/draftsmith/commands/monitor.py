@@ -33,7 +33,14 @@ if TYPE_CHECKING:
     from draftsmith.drift.exposition import Snapshot
 
 _DECAY = "draft decay"
+# With --fail; another code than decay has, lest somebody roll a good pair back.
+_EXIT_CODES = {_DECAY: EXIT_BLOCKED, "no reference": 4}
 _MAX_TAG_CHARACTERS = 2000
+
+Fail = Annotated[
+    bool,
+    typer.Option("--fail", help="Exit 3 on draft decay, 4 where most have no reference."),
+]
 
 
 @reported
@@ -54,7 +61,7 @@ def monitor(  # noqa: PLR0913  one option a question
     version: Annotated[
         str, typer.Option(help="Version or @alias that serves the traffic.")
     ] = "@champion",
-    fail: Annotated[bool, typer.Option("--fail", help="Exit 3 on draft decay.")] = False,
+    fail: Fail = False,
     tag: Annotated[bool, typer.Option(help="Tag the version on draft decay.")] = True,
     root: Root = HERE,
     as_json: AsJson = False,
@@ -85,8 +92,8 @@ def monitor(  # noqa: PLR0913  one option a question
         write_json(result)
     else:
         _show(result)
-    if verdict == _DECAY and fail:
-        raise typer.Exit(EXIT_BLOCKED)
+    if fail and verdict in _EXIT_CODES:
+        raise typer.Exit(_EXIT_CODES[verdict])
 
 
 @reported

@@ -227,6 +227,7 @@ def test_a_user_who_may_only_read_changes_nothing(open_store, register, monkeypa
         lambda: register(reader, "t2", "d2"),
         lambda: reader.promote("1", []),
         lambda: reader.quarantine("1", "slow"),
+        lambda: reader.set_live_drift("1", "alpha fell"),
     ):
         with pytest.raises(RegistryError, match="Permission denied") as error:
             change()

@@ -199,6 +199,28 @@ def test_a_rollback_quarantines_before_it_moves(root, stocked):
     assert stocked.resolve("2").quarantine == "slow"
 
 
+def test_a_long_reason_is_cut_in_the_record_and_hinders_no_rollback(root, stocked):
+    """Databases refuse a longer tag of a run, when the version is in quarantine already."""
+    promote(stocked, "1", "2")
+    reason = "slow " * 4000
+    assert stocked.rollback(reason=reason, is_reachable=always).champion.version == "1"
+    recorded = stocked.history()[-1].reason
+    assert len(recorded) == 8000
+    assert recorded == f"{reason[:7999]}…"
+    assert stocked.resolve("2").quarantine == reason
+
+
+def test_the_rerun_of_a_cut_rollback_with_a_long_reason_is_known_for_one(root, stocked):
+    promote(stocked, "1", "2", "3")
+    reason = "slow " * 4000
+    stocked.rollback(reason=reason, is_reachable=always)
+    client, experiment = client_of(root)
+    (run,) = client.search_runs([experiment], "tags.sequence = '4'")
+    client.update_run(run.info.run_id, status="RUNNING")  # as if it had died before the end
+    done = stocked.rollback(reason=reason, is_reachable=always)
+    assert (done.is_completion, done.champion.version) == (True, "2")
+
+
 def test_a_rollback_skips_what_cannot_be_served(stocked):
     promote(stocked, "1", "2", "3", "4")
     stocked.quarantine("3", "bad")

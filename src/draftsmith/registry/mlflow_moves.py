@@ -15,7 +15,7 @@ from draftsmith.artifacts import short
 from draftsmith.errors import PromotionRefusedError, RegistryError
 from draftsmith.registry.mlflow_catalog import CHAMPION
 from draftsmith.registry.mlflow_connection import redact
-from draftsmith.registry.mlflow_records import PROMOTION, ROLLBACK
+from draftsmith.registry.mlflow_records import PROMOTION, ROLLBACK, as_recorded
 from draftsmith.registry.pair import (
     CLEARED_TAG,
     LIVE_DRIFT_TAG,
@@ -187,8 +187,8 @@ def rollback(catalog: Catalog, to: str | None, *, reason: str, is_reachable: Rea
                 remedy="run `dvc repro` to register and promote one",
             )
         wanted = None if to is None else catalog.resolve(to).pair.version
-        cut = catalog.log().interrupted(champion)
-        is_ours = cut is not None and (cut.kind, cut.reason) == (ROLLBACK, redact(reason))
+        cut, told = catalog.log().interrupted(champion), as_recorded([redact(reason)])
+        is_ours = cut is not None and (cut.kind, cut.reason) == (ROLLBACK, told)
         if cut is not None and is_ours and wanted in (None, champion):
             catalog.log().settle(champion)
             return Rollback(catalog.resolve(champion).pair, cut.predecessor, is_completion=True)

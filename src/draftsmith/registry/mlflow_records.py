@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 PROMOTION = "promotion"
 ROLLBACK = "rollback"
 _PAGE = 1000
+_MAX_CHARACTERS = 8000  # what a database keeps of a run's tag
+
+
+def as_recorded(reasons: Sequence[str]) -> str:
+    """Reasons as a record holds them: joined, and cut where a database would refuse them."""
+    text = "; ".join(reasons)
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ class MoveLog:
                 "version": pair.version,
                 "predecessor": champion or "",
                 "pair_digest": pair.pair_digest,
-                "reason": "; ".join(reasons),
+                "reason": as_recorded(reasons),
                 "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             },
         )

@@ -278,6 +278,29 @@ def test_a_rollback_takes_an_alias_and_says_why_a_version_will_not_do(stocked):
     assert stocked.champion().version == "1"
 
 
+def test_two_people_who_roll_back_the_same_version_move_once(root, stocked):
+    promote(stocked, "1", "2", "3")
+    options = {"leaving": "3", "is_reachable": always}
+    assert stocked.rollback(reason="slow", **options).champion.version == "2"
+    with pytest.raises(RegistryError, match="version 2 as champion"):
+        stocked.rollback(reason="answers are slow", **options)
+    with pytest.raises(RegistryError, match="resolving 9"):
+        stocked.rollback(reason="slow", leaving="9", is_reachable=always)
+    assert (stocked.champion().version, stocked.resolve("2").quarantine) == ("2", None)
+    assert len(moves(root)) == 4
+
+
+def test_a_cut_rollback_is_told_from_the_next_one_by_the_version_that_is_to_go(root, stocked):
+    promote(stocked, "1", "2", "3")
+    stocked.rollback(reason="slow", is_reachable=always)
+    client, experiment = client_of(root)
+    (run,) = client.search_runs([experiment], "tags.sequence = '4'")
+    for leaving, champion, is_completion in (("3", "2", True), ("2", "1", False)):
+        client.update_run(run.info.run_id, status="RUNNING")  # as if it had died before the end
+        done = stocked.rollback(reason="slow", leaving=leaving, is_reachable=always)
+        assert (done.champion.version, done.is_completion) == (champion, is_completion)
+
+
 def test_a_rollback_with_nowhere_to_go_changes_nothing(root, stocked):
     with pytest.raises(RegistryError, match="no champion"):
         stocked.rollback(reason="slow", is_reachable=always)

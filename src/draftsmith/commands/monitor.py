@@ -20,6 +20,7 @@ from draftsmith.commands.common import (
     Root,
     open_store,
     reported,
+    require_reason,
     write_json,
 )
 from draftsmith.config import load_section
@@ -106,13 +107,7 @@ def clear_drift(
     as_json: AsJson = False,
 ) -> None:
     """Take the live-drift tag off a version whose alarm was looked into and found to be none."""
-    if not reason.strip():
-        raise ConfigError(
-            "clearing live drift",
-            found="an empty --reason",
-            expected="why the alarm is none",
-            remedy="say it: it stays with the version",
-        )
+    require_reason("clearing live drift", reason)
     store = open_store(root)
     version = store.resolve(reference).pair.version
     store.clear_live_drift(version, reason)

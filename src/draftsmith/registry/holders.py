@@ -33,7 +33,7 @@ def fetch_holders(store: PairStore, into: Path) -> dict[str, Any]:
     return {
         "champion": champion,
         "predecessor": first_intact(store, before, into),
-        "history": [move.version for move in store.history()],
+        "history": [move.version for move in store.history() if move.moved_alias],
         "tagged": {item.pair.draft_digest: item.pair.version for item in tagged},
     }
 

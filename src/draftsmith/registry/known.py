@@ -51,7 +51,7 @@ def known_pairs(
         configured seed the first one is that no such pair was trained with; None where a recipe
         trains nothing.
     """
-    promoted = {move.version for move in store.history()}
+    promoted = {move.version for move in store.history() if move.moved_alias}
     versions = [
         item
         for item in store.versions()

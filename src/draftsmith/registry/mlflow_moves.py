@@ -209,7 +209,7 @@ def rollback(
         if cut is not None and is_rerun and wanted in (None, champion):
             catalog.log().settle(champion)
             return Rollback(catalog.resolve(champion).pair, cut.predecessor, is_completion=True)
-        if left not in (None, champion):
+        if left is not None and left != champion:
             raise _left_already(catalog, champion, left)
         choice = _choose(catalog, champion, wanted, is_reachable)
         quarantine(catalog, champion, reason)

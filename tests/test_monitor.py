@@ -96,7 +96,7 @@ def test_traffic_that_shifted_neither_fails_nor_tags(project, write_stream):
     assert not live_drift(project)
 
 
-def test_traffic_that_nothing_was_registered_for_fails_with_a_code_of_its_own(project, write_stream):
+def test_traffic_without_a_reference_fails_with_a_code_of_its_own(project, write_stream):
     path = write_stream(num_requests=120, temperature=1.0)
     done = monitor(project, path, "--fail", "--json")
     assert done.exit_code == 4, done.output

@@ -44,8 +44,8 @@ class Recorded:
             return ""
         known = " and ".join(measured) or "none"
         return (
-            f"{self.label.capitalize()} was measured at temperature {known} and not at {temperature}, "
-            "which drift.temperature asks for now, so nothing can be compared."
+            f"{self.label.capitalize()} was measured at temperature {known} and not at "
+            f"{temperature}, which drift.temperature asks for now, so nothing can be compared."
         )
 
     @property

@@ -110,8 +110,8 @@ def promote(
 
 def _require_unbarred(item: PairVersion, overridden: Collection[str]) -> None:
     remedy = (
-        "distil another draft: change the recipe, the corpus or the seed. `draftsmith release` takes "
-        "a version out of quarantine, `draftsmith verify` a mark of damage off"
+        "distil another draft: change the recipe, the corpus or the seed. `draftsmith release` "
+        "takes a version out of quarantine, `draftsmith verify` a mark of damage off"
     )
     if item.damage is not None or item.quarantine is not None:
         found = item.state

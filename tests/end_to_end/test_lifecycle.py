@@ -323,3 +323,23 @@ def test_after_an_alarm_the_next_run_trains_another_draft_and_promotes_it(
     refused = warm.run("python", "-m", "draftsmith.cli", "promote", "4")
     assert refused.returncode == EXIT_BLOCKED
     assert "live-drift" in refused.stderr
+
+
+def test_what_an_alarm_had_trained_stays_out_after_a_rollback_until_it_is_released(
+    warm: Project,
+) -> None:
+    moved = warm.cli("rollback", "--from", "5", "--reason", "answers were slow")
+    assert (moved["quarantined"], moved["champion"]["version"]) == ("5", "2")
+    assert warm.repro().returncode == EXIT_REPRO_FAILED
+    assert not _has_trained(warm)
+    assert _start(warm) == ("known", "5")
+    assert _checks(warm)["quarantine"]["verdict"] == "fail"
+    warm.cli("release", "5", "--reason", "it was the disk")
+    _succeeds(warm)
+    assert not _has_trained(warm)
+    assert _aliases(warm)["5"] == ["challenger", "champion"]
+    assert [move["kind"] for move in warm.cli("history")][-3:] == [
+        "rollback",
+        "release",
+        "promotion",
+    ]

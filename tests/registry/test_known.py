@@ -9,9 +9,7 @@ from draftsmith.registry.known import fetch_sources, known_pairs
 from tests.registry.small_pairs import SOURCE, TAGS, digest, make_files, make_record
 
 PLAIN, WARM = digest("small"), digest("small from d1")
-DRIFT = DriftConfig(
-    margin=0.02, confidence=0.95, temperature=0.0, min_prompts=50, on_match="reuse"
-)
+DRIFT = DriftConfig(margin=0.02, confidence=0.95, temperature=0.0, min_prompts=50, on_match="reuse")
 
 
 @pytest.fixture

@@ -200,6 +200,13 @@ def test_rollback_quarantines_and_moves_back_to_a_target_at_hand(project):
     assert "version 2 is in quarantine" in again.stderr
 
 
+def test_a_rollback_of_a_version_that_is_champion_no_more_is_refused(project):
+    done = run("rollback", "--from", "2", root=project)
+    assert done.exit_code == 2
+    assert "version 1 as champion" in done.stderr
+    assert run_json("status", root=project)["champion"]["version"] == "1"
+
+
 def test_promote_follows_the_recorded_decision_but_never_into_quarantine(project):
     store = PairStore(project, CONFIG)
     write_json(project / "decision.json", {"verdict": "promote", "reasons": ["it is faster"]})
@@ -210,6 +217,20 @@ def test_promote_follows_the_recorded_decision_but_never_into_quarantine(project
     done = run("promote", "2", root=project)
     assert done.exit_code == 3
     assert "quarantine" in done.stderr
+
+
+def test_release_takes_a_version_out_of_quarantine_with_a_reason_on_record(project):
+    for reason in ("", " "):
+        assert run("release", "2", "--reason", reason, root=project).exit_code == 2
+    assert run("release", "2", root=project).exit_code == 2
+    data = run_json("release", "2", "--reason", "it was the disk", root=project)
+    assert data == {"version": "2", "reason": "it was the disk", "quarantine": "slow"}
+    assert run_json("pairs", root=project)[1]["quarantine"] is None
+    assert "it was the disk" in run("history", root=project).stdout
+    assert run_json("promote", "2", root=project)["promoted"]
+    again = run("release", "2", "--reason", "again", root=project)
+    assert again.exit_code == 2
+    assert "no quarantine" in again.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from mlflow import MlflowClient
 from typer.testing import CliRunner
 
 from benchmarks.live_service import MARGIN, evaluation_record, monitor_config, stream
@@ -19,6 +20,7 @@ from draftsmith.cli import app
 from draftsmith.drift.telemetry import append_telemetry
 from draftsmith.drift.telemetry_reading import read_telemetry
 from draftsmith.registry.mlflow_store import PairStore
+from tests.full_disk import files_up_to
 from tests.registry.small_pairs import CONFIG, TAGS
 from tests.registry.tiny_models import save_draft_for, save_target
 
@@ -94,6 +96,19 @@ def test_traffic_that_shifted_neither_fails_nor_tags(project, write_stream):
     assert not live_drift(project)
 
 
+def test_traffic_without_a_reference_fails_with_a_code_of_its_own(project, write_stream):
+    path = write_stream(num_requests=120, temperature=1.0)
+    done = monitor(project, path, "--fail", "--json")
+    assert done.exit_code == 4, done.output
+    data = json.loads(done.stdout)
+    assert (data["verdict"], data["tagged"]) == ("no reference", False)
+    done = monitor(project, path)
+    assert done.exit_code == 0, done.output
+    assert "120 at temperature 1.0" in done.stdout
+    assert "evaluation.temperatures" in done.stdout
+    assert not live_drift(project)
+
+
 def test_requests_of_another_pair_are_left_out_and_said(project, write_stream):
     write_stream()
     path = write_stream(2, 30, digest="another", lost=0.2)
@@ -121,6 +136,36 @@ def test_decay_fails_on_request_and_is_tagged_unless_told_otherwise(project, wri
     store = PairStore(project[0], CONFIG)
     assert store.resolve("1").pair.live_drift
     assert data["telemetry"]["reasons"][0] in store.resolve("1").tags["live_drift"]
+
+
+@pytest.fixture
+def refused_tags(project, monkeypatch):
+    """Version 1 carries no alarm, and the database takes no tag."""
+    if live_drift(project):
+        PairStore(project[0], CONFIG).clear_live_drift("1", "the next test needs it")
+    original = MlflowClient.set_model_version_tag
+
+    def on_a_full_disk(*arguments):
+        with files_up_to(1 << 16):
+            return original(*arguments)
+
+    monkeypatch.setattr(MlflowClient, "set_model_version_tag", on_a_full_disk)
+
+
+@pytest.mark.usefixtures("refused_tags")
+def test_an_alarm_that_cannot_be_tagged_is_told_all_the_same(project, write_stream):
+    path = write_stream(lost=0.12)
+    for arguments, code in ((("--fail",), 3), ((), 2)):
+        done = monitor(project, path, "--json", *arguments)
+        assert done.exit_code == code, done.output
+        data = json.loads(done.stdout)
+        assert (data["verdict"], data["tagged"]) == ("draft decay", False)
+        assert data["not_tagged"] in done.stderr
+    done = monitor(project, path, "--fail")
+    assert done.exit_code == 3
+    assert "draft decay: version 1" in done.stdout
+    assert "the version is not tagged" in done.stderr
+    assert not live_drift(project)
 
 
 def test_metrics_of_another_server_are_judged_beside_telemetry(project, write_stream, tmp_path):

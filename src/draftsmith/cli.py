@@ -48,6 +48,7 @@ for command in (
     moves.verify,
     moves.promote,
     moves.rollback,
+    moves.release,
     moves.prune,
     imports.import_draft,
     monitor.monitor,

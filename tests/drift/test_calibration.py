@@ -6,6 +6,7 @@ Small seeded versions of `python -m benchmarks.calibration`; docs/statistics.md 
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 
 import numpy as np
@@ -162,3 +163,72 @@ def test_the_one_domain_that_fell_is_flagged_and_no_other(case):
     runs = flagged(case, drops={"maths": 0.08}, seed=1)
     assert sum("maths" in run for run in runs) / NUM_DOMAIN_RUNS >= 0.95
     assert sum(bool(run - {"maths"}) for run in runs) / NUM_DOMAIN_RUNS <= 0.1
+
+
+# The rows of the first table of docs/statistics.md.
+ROWS = {
+    "light fine-tune, temperature 0": ("light-fine-tune", "0.0", False),
+    "the same, mirrored": ("light-fine-tune", "0.0", True),
+    "the same, without its largest change": (
+        "light-fine-tune, without its largest change",
+        "0.0",
+        False,
+    ),
+    "light fine-tune, temperature 0.7": ("light-fine-tune", "0.7", False),
+    "retrained draft, temperature 0": ("retrained-draft", "0.0", False),
+    "retrained draft, temperature 0.7": ("retrained-draft", "0.7", False),
+}
+DOCUMENT = (MEASUREMENTS.parent / "statistics.md").read_text(encoding="utf-8")
+POWERS = (0.8, 0.95)
+
+
+def percent(case, name, verdict, *, drop):
+    (entry,) = [e for e in recorded(case)["by_drop"] if e["drop"] == pytest.approx(drop)]
+    return 100 * entry[name].get(verdict, 0.0)
+
+
+def found_drops(case, name):
+    by_power = {
+        entry["power"]: entry[name]
+        for entry in recorded(case)["detectable_drop"]
+        if entry["num_prompts"] == NUM_PROMPTS
+    }
+    return [by_power[power] for power in POWERS]
+
+
+def require_shown(cell, values):
+    """The numbers of a cell are these values, each to as many decimals as it has."""
+    shown = re.findall(r"\d+(?:\.(\d+))?", cell), re.findall(r"\d+(?:\.\d+)?", cell)
+    for decimals, number, value in zip(*shown, values, strict=True):
+        assert float(number) == pytest.approx(value, abs=0.501 * 10 ** -len(decimals)), cell
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_documents_first_table_shows_the_recorded_figures(row):
+    case = ROWS[row]
+    (line,) = [line for line in DOCUMENT.splitlines() if line.startswith(f"| {row} |")]
+    spread, *shares, found = (cell.strip() for cell in line.strip("|").split("|")[1:])
+    require_shown(spread, [recorded(case)["spread"]])
+    expected = [
+        percent(case, "incumbent", "drifted", drop=0.0),
+        percent(case, "challenger", "drifted", drop=0.0),
+        percent(case, "challenger", "pass", drop=CONFIG.margin),
+        percent(case, "incumbent", "drifted", drop=0.02),
+        percent(case, "incumbent", "drifted", drop=0.04),
+    ]
+    for cell, value in zip(shares, expected, strict=True):
+        require_shown(cell, [value])
+    require_shown(found, found_drops(case, "incumbent"))
+
+
+def test_the_document_names_the_rows_in_which_the_challenger_test_finds_other_drops():
+    (told,) = re.findall(r"For the challenger test it is (.*?)\. All figures", DOCUMENT, re.DOTALL)
+    stated = re.findall(r"([\d.]+ / [\d.]+) in the (\w+)", told)
+    assert [place for _, place in stated] == ["first", "second", "third"]
+    for place, case in enumerate(ROWS.values()):
+        challenger = found_drops(case, "challenger")
+        if place < len(stated):
+            require_shown(stated[place][0], challenger)
+            assert challenger != found_drops(case, "incumbent")
+        else:
+            assert challenger == found_drops(case, "incumbent")

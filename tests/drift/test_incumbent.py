@@ -111,6 +111,22 @@ def test_an_unmeasured_temperature_is_an_error_that_lists_the_measured_ones(
         incumbent_report(make_recorded(), record, changed=[], config=config, seed=0)
 
 
+def test_an_old_record_without_the_judged_temperature_is_unknown_and_says_so(
+    config, make_record, make_recorded
+):
+    """drift.temperature was another one when the pair was promoted; nobody can measure it again."""
+    incumbent = make_recorded(0.5, seed=1)
+    for prompt in incumbent.record["prompts"]:
+        del prompt["alpha"]["0.0"]
+    measured = make_record(0.5, seed=2)
+    report = incumbent_report(incumbent, measured, changed=["weights"], config=config, seed=0)
+    assert (report["verdict"], report["pooled"]) == ("unknown", None)
+    assert "Version 1 was measured at temperature 0.7 and not at 0.0" in report["reasons"][0]
+    assert "What changed in the target: weights." in report["reasons"]
+    assert report["record"] == measured
+    json.dumps(report, allow_nan=False)
+
+
 def test_identity_changes_name_exactly_the_components_that_differ():
     old = {
         "weights_digest": "a",

@@ -271,11 +271,7 @@ def test_unlabelled_requests_that_fell_but_not_below_every_rate_are_reported_as_
 def test_a_new_domain_without_a_registered_rate_is_a_shift_and_never_decay():
     record = evaluation_record(0)
     del record["positions"]["0.0"][0]["survival"]["by_domain"]["chat"]
-    requests = [*stream(300, 2, domain="code"), *stream(300, 3, domain="chat", lost=0.3)]
-    requests[300:] = [
-        dataclasses.replace(late, time_utc=late.time_utc.replace("2026", "2027"))
-        for late in requests[300:]
-    ]
+    requests = [*stream(300, 2, domain="code"), *later(stream(300, 3, domain="chat", lost=0.3))]
     report = judged(requests, record=record)
     assert report["verdict"] == "traffic shift"
     assert [entry["domain"] for entry in report["strata"]] == ["code"]
@@ -303,6 +299,58 @@ def test_requests_that_cannot_be_judged_are_counted_and_left_out():
     assert any("another pair" in note for note in report["notes"])
     alone = judged(kept)
     assert (report["strata"], report["verdict"]) == (alone["strata"], alone["verdict"])
+
+
+def later(requests):
+    """The same requests, a year on."""
+    return [
+        dataclasses.replace(request, time_utc=request.time_utc.replace("2026", "2027"))
+        for request in requests
+    ]
+
+
+class TestSamplingWithoutReference:
+    """A service whose clients sample as nothing was registered for is watched by nobody."""
+
+    def test_most_requests_at_another_temperature_are_a_verdict_of_their_own(self):
+        report = judged([*stream(90, 1), *stream(310, 2, temperature=1.0, lost=0.3)])
+        assert report["verdict"] == "no reference"
+        assert "310 of the newest 400 requests" in report["reasons"][0]
+        assert "310 at temperature 1.0." in report["reasons"][0]
+        assert "Registered is temperature 0.0," in report["reasons"][0]
+        assert "add 1.0 to corpus.eval_temperatures" in report["reasons"][1]
+        assert report["without_reference"] == [
+            {"temperature": "1.0", "shaped_by": [], "num_requests": 310}
+        ]
+
+    def test_shaped_requests_are_named_by_what_shaped_them(self):
+        shaped = [dataclasses.replace(r, shaped_by=("top_p", "min_p")) for r in stream(120, 3)]
+        report = judged(shaped)
+        assert report["verdict"] == "no reference"
+        assert "120 at temperature 0.0 with top_p and min_p." in report["reasons"][0]
+        (remedy,) = report["reasons"][1:]
+        assert remedy.startswith("Nothing can be registered for requests that min_p or top_p")
+
+    def test_half_of_them_or_a_few_are_left_out_and_the_rest_is_judged(self):
+        half = [*stream(200, 4), *stream(200, 5, temperature=1.0)]
+        assert judged(half)["verdict"] == "ok"
+        assert judged(stream(99, 5, temperature=1.0))["verdict"] == "not enough requests"
+
+    def test_the_newest_requests_count_and_not_all_that_ever_came(self):
+        known, strange = stream(900, 6), stream(400, 7, temperature=1.0)
+        assert judged([*known, *later(strange)])["verdict"] == "no reference"
+        assert judged([*strange, *later(known)])["verdict"] == "ok"
+
+    def test_a_decay_of_those_that_can_be_judged_comes_first_and_both_are_said(self):
+        report = judged([*stream(900, 1, lost=0.15), *later(stream(390, 2, temperature=1.0))])
+        assert report["verdict"] == "draft decay"
+        assert any("have no registered rate" in reason for reason in report["reasons"])
+
+    def test_any_number_of_temperatures_is_told_in_a_few_words(self):
+        report = judged([r for i in range(9) for r in stream(20, i, temperature=1 + i / 10)])
+        assert report["verdict"] == "no reference"
+        assert "80 in 4 other ways" in report["reasons"][0]
+        assert len(report["without_reference"]) == 9
 
 
 def test_few_requests_are_no_verdict():

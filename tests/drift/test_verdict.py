@@ -6,7 +6,7 @@ import pytest
 
 from draftsmith.drift.settings import DriftConfig
 from draftsmith.drift.verdict import Records, drift_report
-from draftsmith.errors import ConfigError
+from draftsmith.errors import ConfigError, EvidenceError
 
 
 def report_of(proposed, config, target_digest="t1", **records):
@@ -172,6 +172,22 @@ def test_too_few_common_prompts_are_unknown(config, make_record, make_recorded):
         prompt["prompt_id"] += "-new"
     report = report_of(strange, config, champion=champion)
     assert (report["verdict"], report["pooled"]) == ("unknown", None)
+
+
+def test_a_champion_that_was_never_measured_at_the_judged_temperature_is_unknown(
+    config, make_record, make_recorded
+):
+    champion = make_recorded(0.5, version="4", draft="d0", pair="p0")
+    for prompt in champion.record["prompts"]:
+        del prompt["alpha"]["0.0"]
+    report = report_of(make_record(0.5), config, champion=champion)
+    assert (report["verdict"], report["pooled"]) == ("unknown", None)
+    assert "Version 4 was measured at temperature 0.7 and not at 0.0" in report["reasons"][0]
+    never = make_record(0.5)
+    for prompt in never["prompts"]:
+        del prompt["alpha"]["0.0"]
+    with pytest.raises(EvidenceError, match="measurements at 0.7"):  # that can be mended
+        report_of(never, config, champion=champion)
 
 
 def test_a_fallen_domain_is_named_with_its_numbers(config, make_record, make_recorded):

@@ -48,6 +48,16 @@ def _start(project: Project) -> tuple[str, str | None]:
     return decided["action"], decided["source_version"]
 
 
+def _draft_digest(project: Project) -> str:
+    """Of the draft that the last run proposed."""
+    return str(read_json(project.root / "models/drafts/student/draft.json")["digest"])
+
+
+def _has_trained(project: Project) -> bool:
+    """Whether the last command was a run that trained a draft."""
+    return "phase=distil_student" in project.said[-1]
+
+
 def _point_at(project: Project, checkpoint: Path, **sections: dict[str, object]) -> None:
     project.configure(target={"source": str(checkpoint)}, **sections)
 
@@ -69,6 +79,7 @@ def _update(project: Project, checkpoints: Path, kind: Update) -> Path:
 def test_the_first_run_ends_with_a_champion(project: Project, checkpoints: Path) -> None:
     _point_at(project, checkpoints / "home")
     _succeeds(project)
+    assert _has_trained(project)
     assert _aliases(project) == {"1": ["challenger", "champion"]}
     assert project.report("reports/promotion.json")["promoted"] is True
     assert project.report("reports/evaluation.json")["recipes"]["student"]["losslessness"]["holds"]
@@ -96,6 +107,8 @@ def test_a_second_run_changes_nothing(warm: Project) -> None:
     before = digest_directory(warm.root / "models/drafts")
     metrics = warm.report("reports/metrics/evaluation.json")
     _succeeds(warm)
+    assert not _has_trained(warm)
+    assert _start(warm) == ("known", "1")
     assert digest_directory(warm.root / "models/drafts") == before
     assert warm.report("reports/metrics/evaluation.json") == metrics
     assert _aliases(warm) == {"1": ["challenger", "champion"]}
@@ -123,13 +136,14 @@ def test_the_champion_generates_what_the_target_says(warm: Project) -> None:
 def test_a_light_update_keeps_the_draft_and_trains_nothing(
     warm: Project, checkpoints: Path
 ) -> None:
-    draft = read_json(warm.root / "models/drafts/student/draft.json")["digest"]
+    draft = _draft_digest(warm)
     _point_at(warm, _update(warm, checkpoints, "light"))
     _succeeds(warm)
+    assert not _has_trained(warm)
     incumbent = warm.report("reports/incumbent.json")
     assert (incumbent["verdict"], incumbent["changed"]) == ("matched", ["weights"])
     assert _start(warm) == ("reuse", "1")
-    assert read_json(warm.root / "models/drafts/student/draft.json")["digest"] == draft
+    assert _draft_digest(warm) == draft
     assert _aliases(warm) == {"1": [], "2": ["challenger", "champion"]}
 
 
@@ -257,8 +271,14 @@ def test_pointing_back_finds_the_old_pair_and_trains_nothing(
 ) -> None:
     _point_at(warm, checkpoints / "home")
     _succeeds(warm)
+    assert not _has_trained(warm)
     assert _start(warm) == ("known", "1")
     assert _aliases(warm) == {"1": ["challenger", "champion"], "2": [], "3": [], "4": []}
+    registered = {pair["version"]: pair for pair in warm.cli("pairs")}["1"]
+    assert _draft_digest(warm) == registered["draft_digest"]
+    served = load_pair("models:/story-pair@champion", root=warm.root)
+    assert served.draft.manifest.digest == registered["draft_digest"]
+    assert served.record.digest == registered["pair_digest"]
 
 
 def test_a_pair_that_was_rolled_back_stays_out(warm: Project) -> None:
@@ -303,3 +323,23 @@ def test_after_an_alarm_the_next_run_trains_another_draft_and_promotes_it(
     refused = warm.run("python", "-m", "draftsmith.cli", "promote", "4")
     assert refused.returncode == EXIT_BLOCKED
     assert "live-drift" in refused.stderr
+
+
+def test_what_an_alarm_had_trained_stays_out_after_a_rollback_until_it_is_released(
+    warm: Project,
+) -> None:
+    moved = warm.cli("rollback", "--from", "5", "--reason", "answers were slow")
+    assert (moved["quarantined"], moved["champion"]["version"]) == ("5", "2")
+    assert warm.repro().returncode == EXIT_REPRO_FAILED
+    assert not _has_trained(warm)
+    assert _start(warm) == ("known", "5")
+    assert _checks(warm)["quarantine"]["verdict"] == "fail"
+    warm.cli("release", "5", "--reason", "it was the disk")
+    _succeeds(warm)
+    assert not _has_trained(warm)
+    assert _aliases(warm)["5"] == ["challenger", "champion"]
+    assert [move["kind"] for move in warm.cli("history")][-3:] == [
+        "rollback",
+        "release",
+        "promotion",
+    ]

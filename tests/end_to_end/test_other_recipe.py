@@ -1,4 +1,4 @@
-"""Heads on the target's states go the way of every draft: promoted, served, tested, reused.
+"""Other drafts go the way of every draft: heads on the target's states, and one from elsewhere.
 
 Steps of one story a recipe, in their order, in a registry of its own behind that of the students.
 """
@@ -29,6 +29,16 @@ def _repro(project: Project, recipe: str, checkpoint: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
 
 
+def _light(project: Project, checkpoints: Path) -> Path:
+    """The checkpoint of a light update of the target."""
+    folder = checkpoints / "light"
+    if not folder.exists():
+        corpus = project.root / "data/corpus"
+        home = checkpoints / "home"
+        project.world.make_update("light", target=home, corpus=corpus, folder=folder)
+    return folder
+
+
 def test_a_head_is_promoted(warm: Project, recipe: str, checkpoints: Path) -> None:
     _repro(warm, recipe, checkpoints / "home")
     evaluated = warm.report("reports/evaluation.json")["recipes"][recipe]
@@ -49,11 +59,7 @@ def test_the_registered_head_generates_what_the_target_says(warm: Project, recip
 
 
 def test_a_light_update_keeps_the_head(warm: Project, recipe: str, checkpoints: Path) -> None:
-    light = checkpoints / "light"
-    if not light.exists():
-        corpus = warm.root / "data/corpus"
-        warm.world.make_update("light", target=checkpoints / "home", corpus=corpus, folder=light)
-    _repro(warm, recipe, light)
+    _repro(warm, recipe, _light(warm, checkpoints))
     assert warm.report("reports/incumbent.json")["verdict"] == "matched"
     assert warm.report("build/start.json")["recipes"][recipe]["action"] == "reuse"
 
@@ -76,3 +82,20 @@ def test_the_faster_of_two_recipes_is_promoted(warm: Project, checkpoints: Path)
     assert registered["losers"][slower] in (warm.root / "reports/report.html").read_text()
     (pair,) = warm.cli("pairs")
     assert pair["aliases"] == ["challenger", "champion"]
+
+
+def test_a_draft_that_was_trained_elsewhere_is_promoted(warm: Project, checkpoints: Path) -> None:
+    """A fine-tune of the target stands for what another trainer made."""
+    folder = _light(warm, checkpoints)
+    imported = warm.cli("import-draft", str(folder), "--name", "sibling")
+    assert imported["fits_target"]
+    _repro(warm, "sibling", checkpoints / "home")
+    assert "phase=distil" not in warm.said[-1]
+    evaluated = warm.report("reports/evaluation.json")["recipes"]["sibling"]
+    assert evaluated["family"] == "causal-lm"
+    assert evaluated["losslessness"]["holds"]
+    assert evaluated["alpha"]["0.0"]["mean"] > warm.world.least_alpha
+    (pair,) = warm.cli("pairs")
+    assert (pair["recipe"], pair["aliases"]) == ("sibling", ["challenger", "champion"])
+    answer = warm.cli("generate", "models:/sibling-pair@champion", warm.world.question)
+    assert answer["text"].startswith(warm.world.answer_start)

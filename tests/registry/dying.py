@@ -21,7 +21,7 @@ from mlflow import MlflowClient
 from mlflow.utils import requirements_utils
 
 from draftsmith.artifacts import write_json, write_text
-from draftsmith.registry import mlflow_upload
+from draftsmith.registry import mlflow_release, mlflow_upload
 from draftsmith.registry.mlflow_store import PairStore
 from tests.registry.small_pairs import (
     CONFIG,
@@ -79,8 +79,13 @@ def rollback(store, _):
     store.rollback(reason=REASON, is_reachable=always)
 
 
+def release(store, _):
+    """Take version 2 out of quarantine."""
+    mlflow_release.release(store.catalog, "2", reason=REASON)
+
+
 ACTIONS = {call.__name__: call for call in (register, register_again, promote, rollback)}
-_ALL = {**ACTIONS, "promote_other": promote_other}
+_ALL = {**ACTIONS, "promote_other": promote_other, "release": release}
 # What takes long in a fresh process is done before the forks.
 for _name in ("pyfunc", "store.tracking.sqlalchemy_store", "store.model_registry.sqlalchemy_store"):
     importlib.import_module(f"mlflow.{_name}")

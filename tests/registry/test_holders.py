@@ -52,11 +52,14 @@ def test_a_damaged_predecessor_is_marked_and_done_without(served, tmp_path, dama
         assert "draft/" in served.resolve("2").state
 
 
-def test_a_damaged_champion_is_an_error(served, tmp_path, damage):
+def test_a_damaged_champion_is_an_error_and_is_marked(served, tmp_path, damage):
     damage(served, "3")
-    with pytest.raises(DamagedPairError, match="version 3"):
-        fetch_holders(served, tmp_path)
-    assert served.resolve("3").damage is None
+    for folder in ("first", "second"):
+        with pytest.raises(DamagedPairError, match="version 3"):
+            fetch_holders(served, tmp_path / folder)
+        assert "draft/" in served.resolve("3").state
+    done = served.rollback(reason="damaged", is_reachable=lambda item: True)
+    assert done.champion.version == "2"
 
 
 def test_the_first_intact_incumbent_is_taken(served, tmp_path, damage):

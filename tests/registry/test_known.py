@@ -3,10 +3,13 @@ from __future__ import annotations
 import pytest
 
 from draftsmith.distillation.recipe import RecipeDigests
+from draftsmith.drift.settings import DriftConfig
+from draftsmith.drift.start import StartConfig, start_report
 from draftsmith.registry.known import fetch_sources, known_pairs
 from tests.registry.small_pairs import SOURCE, TAGS, digest, make_files, make_record
 
 PLAIN, WARM = digest("small"), digest("small from d1")
+DRIFT = DriftConfig(margin=0.02, confidence=0.95, temperature=0.0, min_prompts=50, on_match="reuse")
 
 
 @pytest.fixture
@@ -24,6 +27,15 @@ def put(store, tmp_path):
 def entry(store, plain, warm=()):
     recipes = {"small": RecipeDigests(tuple(plain), tuple(warm))}
     return known_pairs(store, digest("t2"), digest("c1"), recipes)["small"]
+
+
+def start(store, seeds):
+    """What stage start makes of the known pair."""
+    known = {"small": entry(store, seeds)}
+    report = start_report(
+        {"small": seeds}, known=known, incumbent=None, config=StartConfig(), drift=DRIFT
+    )
+    return report["recipes"]["small"]
 
 
 def known(store, plain, *warm):
@@ -84,8 +96,28 @@ def test_the_first_seed_that_gave_no_pair_yet_is_the_next_to_train_with(store, p
     store.quarantine(second, "slow")
     store.set_live_drift(first, "alarm")
     found = entry(store, seeds)
-    assert (found["version"], found["live_drift"], found["reseed"]) == (first, True, 2)
+    assert (found["version"], found["quarantine"], found["reseed"]) == (second, "slow", 2)
     assert entry(store, seeds[:1])["reseed"] is None
+
+
+def test_a_rollback_of_what_an_alarm_had_trained_starts_no_training(store, put):
+    """The alarm on the first draft stays; going back from the second must not give a third."""
+    seeds = [digest(name) for name in ("small", "small+1", "small+2")]
+    first = put("d2", "small")
+    store.promote(first, ["fine"])
+    store.set_live_drift(first, "alarm")
+    assert (entry(store, seeds)["version"], entry(store, seeds)["quarantine"]) == (first, None)
+    second = put("d3", "small+1")
+    store.promote(second, ["fine"])
+    assert entry(store, seeds)["version"] == second
+    store.rollback(reason="slow", is_reachable=lambda item: True)
+    found = entry(store, seeds)
+    assert (found["version"], found["quarantine"], found["live_drift"]) == (second, "slow", False)
+    decided = start(store, seeds)
+    assert (decided["action"], decided["source_version"]) == ("known", second)
+    store.set_live_drift(second, "alarm")  # one of its own does ask for a third
+    decided = start(store, seeds)
+    assert (decided["action"], decided["reseed"]) == ("retrain", 2)
 
 
 def test_an_alarm_concerns_every_version_with_that_draft(store, register, put):

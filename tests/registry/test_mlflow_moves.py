@@ -199,6 +199,28 @@ def test_a_rollback_quarantines_before_it_moves(root, stocked):
     assert stocked.resolve("2").quarantine == "slow"
 
 
+def test_a_long_reason_is_cut_in_the_record_and_hinders_no_rollback(root, stocked):
+    """Databases refuse a longer tag of a run, when the version is in quarantine already."""
+    promote(stocked, "1", "2")
+    reason = "slow " * 4000
+    assert stocked.rollback(reason=reason, is_reachable=always).champion.version == "1"
+    recorded = stocked.history()[-1].reason
+    assert len(recorded) == 8000
+    assert recorded == f"{reason[:7999]}…"
+    assert stocked.resolve("2").quarantine == reason
+
+
+def test_the_rerun_of_a_cut_rollback_with_a_long_reason_is_known_for_one(root, stocked):
+    promote(stocked, "1", "2", "3")
+    reason = "slow " * 4000
+    stocked.rollback(reason=reason, is_reachable=always)
+    client, experiment = client_of(root)
+    (run,) = client.search_runs([experiment], "tags.sequence = '4'")
+    client.update_run(run.info.run_id, status="RUNNING")  # as if it had died before the end
+    done = stocked.rollback(reason=reason, is_reachable=always)
+    assert (done.is_completion, done.champion.version) == (True, "2")
+
+
 def test_a_rollback_skips_what_cannot_be_served(stocked):
     promote(stocked, "1", "2", "3", "4")
     stocked.quarantine("3", "bad")
@@ -254,6 +276,29 @@ def test_a_rollback_takes_an_alias_and_says_why_a_version_will_not_do(stocked):
         stocked.rollback("4", reason="slow", is_reachable=always)
     assert stocked.rollback("@challenger", reason="slow", is_reachable=always).quarantined == "2"
     assert stocked.champion().version == "1"
+
+
+def test_two_people_who_roll_back_the_same_version_move_once(root, stocked):
+    promote(stocked, "1", "2", "3")
+    options = {"leaving": "3", "is_reachable": always}
+    assert stocked.rollback(reason="slow", **options).champion.version == "2"
+    with pytest.raises(RegistryError, match="version 2 as champion"):
+        stocked.rollback(reason="answers are slow", **options)
+    with pytest.raises(RegistryError, match="resolving 9"):
+        stocked.rollback(reason="slow", leaving="9", is_reachable=always)
+    assert (stocked.champion().version, stocked.resolve("2").quarantine) == ("2", None)
+    assert len(moves(root)) == 4
+
+
+def test_a_cut_rollback_is_told_from_the_next_one_by_the_version_that_is_to_go(root, stocked):
+    promote(stocked, "1", "2", "3")
+    stocked.rollback(reason="slow", is_reachable=always)
+    client, experiment = client_of(root)
+    (run,) = client.search_runs([experiment], "tags.sequence = '4'")
+    for leaving, champion, is_completion in (("3", "2", True), ("2", "1", False)):
+        client.update_run(run.info.run_id, status="RUNNING")  # as if it had died before the end
+        done = stocked.rollback(reason="slow", leaving=leaving, is_reachable=always)
+        assert (done.champion.version, done.is_completion) == (champion, is_completion)
 
 
 def test_a_rollback_with_nowhere_to_go_changes_nothing(root, stocked):

@@ -16,6 +16,7 @@ from draftsmith.artifacts import read_json, short, write_json, write_text
 from draftsmith.errors import DamagedPairError, RegistryError, TargetError
 from draftsmith.registry import mlflow_upload
 from draftsmith.registry.holders import fetch_or_mark
+from draftsmith.registry.mlflow_release import release
 from draftsmith.registry.mlflow_retention import prune
 from draftsmith.registry.mlflow_store import PairStore
 from draftsmith.registry.mlflow_target import fetch_model
@@ -227,6 +228,7 @@ def test_a_user_who_may_only_read_changes_nothing(open_store, register, monkeypa
         lambda: register(reader, "t2", "d2"),
         lambda: reader.promote("1", []),
         lambda: reader.quarantine("1", "slow"),
+        lambda: reader.set_live_drift("1", "alpha fell"),
     ):
         with pytest.raises(RegistryError, match="Permission denied") as error:
             change()
@@ -255,12 +257,15 @@ def test_a_user_who_may_edit_registers_and_moves_but_deletes_nothing(
     for change in (
         lambda: editor.set_damage("2", None),
         lambda: editor.clear_live_drift("2", "a false alarm"),
+        lambda: release(editor.catalog, "2", reason="it was the disk"),
         lambda: prune(editor.catalog, keep=2, dry_run=False),
     ):
         with pytest.raises(RegistryError, match="Permission denied"):
             change()
     assert [item.pair.version for item in editor.versions()] == ["1", "2", "3", "4"]
     assert editor.resolve("2").tags["live_drift"] == "alpha fell"
+    assert editor.resolve("2").quarantine == "slow"
+    assert [move.kind for move in editor.history()] == ["promotion", "promotion", "rollback"]
     assert "live_drift_cleared" not in editor.resolve("2").tags, "half of it was done"
 
 

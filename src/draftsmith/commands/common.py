@@ -71,6 +71,21 @@ def seconds_of(budget: str) -> float:
     return seconds
 
 
+def require_reason(what: str, reason: str) -> None:
+    """Refuse a --reason that says nothing.
+
+    Raises:
+        ConfigError: It is empty.
+    """
+    if not reason.strip():
+        raise ConfigError(
+            what,
+            found="an empty --reason",
+            expected="why",
+            remedy="say it: it stays on record",
+        )
+
+
 def write_json(data: object) -> None:
     """Write the command's result to standard output."""
     typer.echo(json.dumps(data, indent=2, sort_keys=True, allow_nan=False))

@@ -78,7 +78,7 @@ def pairs(root: Root = HERE, as_json: AsJson = False) -> None:
 
 @reported
 def history(root: Root = HERE, as_json: AsJson = False) -> None:
-    """List every move of @champion: when, from which version to which, and why."""
+    """List every move of @champion and every release from quarantine: when, which and why."""
     moves = open_store(root).history()
     if as_json:
         write_json([dataclasses.asdict(move) for move in moves])

@@ -20,20 +20,31 @@ from draftsmith.commands.common import (
     Root,
     open_store,
     reported,
+    require_reason,
     write_json,
 )
 from draftsmith.config import load_section
+from draftsmith.console import EXIT_USER_ERROR
 from draftsmith.drift.export import exposition
 from draftsmith.drift.settings import DriftConfig, MonitorConfig
 from draftsmith.drift.telemetry_reading import Telemetry, read_telemetry
-from draftsmith.errors import ConfigError
+from draftsmith.errors import ConfigError, DraftsmithError
 from draftsmith.registry.records import CHAMPIONS, recorded
 
 if TYPE_CHECKING:
     from draftsmith.drift.exposition import Snapshot
+    from draftsmith.registry.mlflow_store import PairStore
 
 _DECAY = "draft decay"
+# With --fail; another code than decay has, lest somebody roll a good pair back.
+_EXIT_CODES = {_DECAY: EXIT_BLOCKED, "no reference": 4}
 _MAX_TAG_CHARACTERS = 2000
+_UNTAGGED: Mapping[str, Any] = {"tagged": False, "not_tagged": None}
+
+Fail = Annotated[
+    bool,
+    typer.Option("--fail", help="Exit 3 on draft decay, 4 where most have no reference."),
+]
 
 
 @reported
@@ -54,7 +65,7 @@ def monitor(  # noqa: PLR0913  one option a question
     version: Annotated[
         str, typer.Option(help="Version or @alias that serves the traffic.")
     ] = "@champion",
-    fail: Annotated[bool, typer.Option("--fail", help="Exit 3 on draft decay.")] = False,
+    fail: Fail = False,
     tag: Annotated[bool, typer.Option(help="Tag the version on draft decay.")] = True,
     root: Root = HERE,
     as_json: AsJson = False,
@@ -70,23 +81,21 @@ def monitor(  # noqa: PLR0913  one option a question
     snapshots = _scraped(metrics or [], count, every, pair.pair_digest)
     reports = _reports(root, dataclasses.asdict(pair), telemetry, snapshots)
     verdict = max((report["verdict"] for report in reports.values()), key=VERDICTS.index)
-    tagged = verdict == _DECAY and tag
-    if tagged:
-        store.set_live_drift(pair.version, _evidence(reports)[:_MAX_TAG_CHARACTERS])
-    result = {
+    result: dict[str, Any] = {
         "verdict": verdict,
         "version": pair.version,
         "pair_digest": pair.pair_digest,
-        "tagged": tagged,
         "telemetry": reports.get("telemetry"),
         "metrics": reports.get("metrics"),
     }
+    if not as_json:  # before anything is written: the registry may refuse, or be slow to
+        _show(result)
+    result |= _tagged(store, pair.version, reports) if tag and verdict == _DECAY else _UNTAGGED
     if as_json:
         write_json(result)
-    else:
-        _show(result)
-    if verdict == _DECAY and fail:
-        raise typer.Exit(EXIT_BLOCKED)
+    elif result["tagged"]:
+        typer.echo("The version carries a live-drift tag now: the next `dvc repro` trains anew.")
+    _end(result, fail=fail)
 
 
 @reported
@@ -98,13 +107,7 @@ def clear_drift(
     as_json: AsJson = False,
 ) -> None:
     """Take the live-drift tag off a version whose alarm was looked into and found to be none."""
-    if not reason.strip():
-        raise ConfigError(
-            "clearing live drift",
-            found="an empty --reason",
-            expected="why the alarm is none",
-            remedy="say it: it stays with the version",
-        )
+    require_reason("clearing live drift", reason)
     store = open_store(root)
     version = store.resolve(reference).pair.version
     store.clear_live_drift(version, reason)
@@ -194,6 +197,27 @@ def _reports(
     return reports
 
 
+def _tagged(
+    store: PairStore, version: str, reports: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Tag the version; a registry that refuses the tag must not swallow the alarm."""
+    try:
+        store.set_live_drift(version, _evidence(reports)[:_MAX_TAG_CHARACTERS])
+    except DraftsmithError as error:
+        return {"tagged": False, "not_tagged": str(error)}
+    return {"tagged": True, "not_tagged": None}
+
+
+def _end(result: Mapping[str, Any], *, fail: bool) -> None:
+    """Say where the version could not be tagged, and leave with the code of the verdict."""
+    if result["not_tagged"] is not None:
+        typer.echo(f"Error: the version is not tagged: {result['not_tagged']}", err=True)
+    if fail and result["verdict"] in _EXIT_CODES:
+        raise typer.Exit(_EXIT_CODES[result["verdict"]])
+    if result["not_tagged"] is not None:
+        raise typer.Exit(EXIT_USER_ERROR)
+
+
 def _evidence(reports: Mapping[str, Mapping[str, Any]]) -> str:
     decayed = [report for report in reports.values() if report["verdict"] == _DECAY]
     return " ".join(sentence for report in decayed for sentence in report["reasons"])
@@ -208,8 +232,6 @@ def _show(result: Mapping[str, Any]) -> None:
         report = result[name]
         for sentence in [*report["reasons"], *report["notes"]] if report else []:
             typer.echo(f"  {name}: {sentence}")
-    if result["tagged"]:
-        typer.echo("The version carries a live-drift tag now: the next `dvc repro` trains anew.")
 
 
 def _table(strata: Sequence[Mapping[str, Any]]) -> Table:

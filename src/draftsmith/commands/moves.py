@@ -1,4 +1,4 @@
-"""Commands that act on versions: promote, rollback, verify, prune."""
+"""Commands that act on versions: promote, rollback, release, verify, prune."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from draftsmith.commands.common import (
     TargetFolder,
     open_store,
     reported,
+    require_reason,
     write_json,
 )
 from draftsmith.errors import PromotionRefusedError
@@ -66,6 +67,10 @@ def rollback(
     to: Annotated[
         str | None, typer.Option(help="Version or @alias; default: the newest usable one.")
     ] = None,
+    leaving: Annotated[
+        str | None,
+        typer.Option("--from", help="Version that is to go; refused where another is champion."),
+    ] = None,
     reason: Annotated[
         str, typer.Option(help="Recorded with the quarantine.")
     ] = "rolled back on the command line",
@@ -74,7 +79,8 @@ def rollback(
 ) -> None:
     """Put the champion in quarantine and move @champion back to an earlier pair.
 
-    Exits 3 where it only completed the record of an interrupted rollback, which may be an old one.
+    Exits 3 where it only completed the record of an interrupted rollback, which may be an old one,
+    and neither --to nor --from says what was wanted.
     """
     from draftsmith.registry.holders import fetch_or_mark  # noqa: PLC0415  MLflow is slow
     from draftsmith.registry.loading import target_reachable  # noqa: PLC0415  torch is slow
@@ -86,12 +92,12 @@ def rollback(
             store, item.pair, root / CHAMPIONS
         )
 
-    done = store.rollback(to, reason=reason, is_reachable=can_be_loaded)
+    done = store.rollback(to, reason=reason, is_reachable=can_be_loaded, leaving=leaving)
     if as_json:
         write_json(dataclasses.asdict(done))
     else:
         _tell(done)
-    if done.is_completion and to is None:
+    if done.is_completion and to is None and leaving is None:
         raise typer.Exit(EXIT_BLOCKED)
 
 
@@ -105,6 +111,26 @@ def _tell(done: Rollback) -> None:
         )
     if done.champion.live_drift:
         typer.echo("Its draft carries a live-drift tag; no earlier champion without one is usable.")
+
+
+@reported
+def release(
+    reference: Annotated[str, typer.Argument(help="Version or @alias.")],
+    *,
+    reason: Annotated[str, typer.Option(help="Why it may serve again; recorded.")],
+    root: Root = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Take a version out of quarantine: the next `dvc repro` may propose and promote it again."""
+    from draftsmith.registry.mlflow_release import release as released  # noqa: PLC0415  slow
+
+    require_reason("taking a version out of quarantine", reason)
+    item = released(open_store(root).catalog, reference, reason=reason)
+    version = item.pair.version
+    if as_json:
+        write_json({"version": version, "reason": reason, "quarantine": item.quarantine})
+    else:
+        typer.echo(f"Version {version} is out of quarantine, where it was for: {item.quarantine}")
 
 
 @reported

@@ -33,6 +33,21 @@ class Recorded:
         """How sentences name the pair."""
         return f"version {self.pair['version']}"
 
+    def lacks(self, temperature: str) -> str:
+        """A sentence where the record has no alpha at `temperature`; empty where it has one.
+
+        An old record stays as it is: drift.temperature was another one when it was made, and its
+        target may be gone.
+        """
+        measured = temperatures(self.record)
+        if temperature in measured:
+            return ""
+        known = " and ".join(measured) or "none"
+        return (
+            f"{self.label.capitalize()} was measured at temperature {known} and not at "
+            f"{temperature}, which drift.temperature asks for now, so nothing can be compared."
+        )
+
     @property
     def engine_versions(self) -> dict[str, str]:
         """Versions of the packages that the pair was measured with, as far as its record says."""

@@ -88,7 +88,7 @@ def incumbent_report(
         seed: Seed of the intervals.
 
     Raises:
-        EvidenceError: A side was not measured at the judged temperature.
+        EvidenceError: The draft was not measured at the judged temperature on the new target.
     """
     report: dict[str, Any] = {
         "schema": 1,
@@ -142,13 +142,17 @@ def _compared(
     incumbent: Recorded, measured: Mapping[str, Any], *, config: DriftConfig, seed: int
 ) -> dict[str, Any]:
     key = config.temperature_key
-    before, after = alpha_by_prompt(incumbent.record, key), alpha_by_prompt(measured, key)
+    after = alpha_by_prompt(measured, key)
+    engine = engine_changes(incumbent.engine_versions, measured.get("packages", {}))
+    if reason := incumbent.lacks(key):
+        unknown = {"verdict": "unknown", "reasons": [reason]}
+        return unknown | {"record": dict(measured), "engine": engine}
+    before = alpha_by_prompt(incumbent.record, key)
     prompts = {
         "common": len(before.keys() & after.keys()),
         "new": len(after.keys() - before.keys()),
         "gone": len(before.keys() - after.keys()),
     }
-    engine = engine_changes(incumbent.engine_versions, measured.get("packages", {}))
     base = {"record": dict(measured), "prompts": prompts, "engine": engine}
     if not prompts["common"]:
         reason = f"{incumbent.label.capitalize()} was evaluated on none of today's eval prompts."

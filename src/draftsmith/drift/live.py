@@ -1,4 +1,4 @@
-"""The live verdict: draft decay, engine change, traffic shift, ok, or not enough requests.
+"""The live verdict, from not enough requests to draft decay.
 
 Requests are judged by stratum, that is by temperature and domain, each against the rate that was
 registered for it. Decay needs three things: a sequential detector signalled a drop, the newest
@@ -19,7 +19,15 @@ from draftsmith.drift import traffic
 from draftsmith.drift.comparison import holm
 from draftsmith.drift.live_change import detectable_drop
 from draftsmith.drift.live_reference import Registered
-from draftsmith.drift.live_strata import Judged, judge_stratum, sorted_out, strata_of, windows
+from draftsmith.drift.live_sampling import blind_reasons, has_reference, unregistered
+from draftsmith.drift.live_strata import (
+    NO_REFERENCE,
+    OTHER_PAIR,
+    Judged,
+    judge_stratum,
+    strata_of,
+    windows,
+)
 from draftsmith.drift.live_wording import (
     decay_sentence,
     harder_mixes,
@@ -32,13 +40,21 @@ from draftsmith.drift.live_wording import (
 from draftsmith.drift.settings import MonitorConfig
 from draftsmith.drift.telemetry import ServedRequest
 
-Verdict = Literal["not enough requests", "ok", "traffic shift", "engine change", "draft decay"]
+Verdict = Literal[
+    "not enough requests",
+    "ok",
+    "traffic shift",
+    "engine change",
+    "no reference",
+    "draft decay",
+]
 # From the least to the most urgent.
 VERDICTS: tuple[Verdict, ...] = (
     "not enough requests",
     "ok",
     "traffic shift",
     "engine change",
+    "no reference",
     "draft decay",
 )
 
@@ -61,22 +77,23 @@ def judge_live(
         margin: Drop of first-position survival that matters, absolute.
 
     Returns:
-        `verdict`, `reasons` and `notes` in words; `num_requests`, `left_out`, `strata` and `shifts`
-        as figures. Plain values.
+        `verdict`, `reasons` and `notes` in words, and the figures behind them. Plain values.
     """
     ordered = sorted(requests, key=lambda request: request.moment)
-    known, left_out = sorted_out(ordered, rates, pair_digest)
+    own = [request for request in ordered if request.pair_digest == pair_digest]
+    known = [request for request in own if has_reference(request, rates)]
     kept = [request for request in known if request.has_drafted]
-    left_out[traffic.NOTHING_DRAFTED] = len(known) - len(kept)
+    left_out = {
+        OTHER_PAIR: len(ordered) - len(own),
+        NO_REFERENCE: len(own) - len(known),
+        traffic.NOTHING_DRAFTED: len(known) - len(kept),
+    }
     strata = [s for s in strata_of(kept, rates) if windows(s.requests, config)]
     judged = [judge_stratum(s, rates[s.temperature], config, margin) for s in strata]
     figures, reasons = _verdicts(judged, config, margin)
     shifts = _shifts(known, kept, config)
-    reasons |= {
-        "engine change": shift_reasons(shifts, ["draft length"]) + idle_reasons(shifts),
-        "traffic shift": shift_reasons(shifts, ["domain", "prompt length"])
-        + harder_mixes(judged, config, margin),
-    }
+    reasons |= _softer_findings(judged, shifts, config, margin)
+    reasons["no reference"] = blind_reasons(own, rates, config)
     found: list[Verdict] = [name for name in VERDICTS if reasons.get(name)]
     is_judged = any(item.change is not None for item in judged)
     verdict = found[-1] if found else "ok" if is_judged else "not enough requests"
@@ -88,6 +105,7 @@ def judge_live(
         "pair_digest": pair_digest,
         "num_requests": len(kept),
         "left_out": left_out,
+        "without_reference": unregistered(own, rates),
         "strata": figures,
         "shifts": {name: asdict(shift) for name, shift in shifts.items()},
     }
@@ -127,6 +145,20 @@ def _verdicts(
             sentences.append(decay_sentence(item, config))
         figures.append(entry)
     return figures, {"draft decay": sentences}
+
+
+def _softer_findings(
+    judged: Sequence[Judged],
+    shifts: Mapping[str, traffic.Shift],
+    config: MonitorConfig,
+    margin: float,
+) -> dict[Verdict, list[str]]:
+    """A sentence for each change that is not the draft's, by verdict."""
+    return {
+        "engine change": shift_reasons(shifts, ["draft length"]) + idle_reasons(shifts),
+        "traffic shift": shift_reasons(shifts, ["domain", "prompt length"])
+        + harder_mixes(judged, config, margin),
+    }
 
 
 def _shifts(

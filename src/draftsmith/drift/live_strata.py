@@ -74,21 +74,6 @@ class Judged:
         return [change for change in (self.change, self.earlier) if change is not None]
 
 
-def sorted_out(
-    requests: Sequence[ServedRequest], rates: Mapping[str, Registered], pair_digest: str
-) -> tuple[list[ServedRequest], dict[str, int]]:
-    """Requests of the pair at a registered temperature, and how many are not, by reason."""
-    kept, left_out = [], Counter({OTHER_PAIR: 0, NO_REFERENCE: 0})
-    for request in requests:
-        if request.pair_digest != pair_digest:
-            left_out[OTHER_PAIR] += 1
-        elif request.shaped_by or temperature_key(request.temperature) not in rates:
-            left_out[NO_REFERENCE] += 1
-        else:
-            kept.append(request)
-    return kept, dict(left_out)
-
-
 def strata_of(requests: Sequence[ServedRequest], rates: Mapping[str, Registered]) -> list[Stratum]:
     """Requests by temperature and domain; those of a domain that has no rate are in none."""
     groups: dict[tuple[str, str], list[ServedRequest]] = {}

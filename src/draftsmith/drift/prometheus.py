@@ -1,8 +1,9 @@
 """Speculation counters of other servers, judged: vLLM's and our export's, and SGLang's gauges.
 
-Aggregates know neither requests nor domains, so the test is coarse: first-position acceptance of a
-window is held against the LOWEST registered rate, below which no mix of domains falls, and its
-binomial error is widened by what rounds of one request have in common among the eval prompts.
+Aggregates know neither requests nor domains nor temperatures, so the test is coarse: first-position
+acceptance of a window is held against the LOWEST registered rate, below which no mix of domains and
+registered temperatures falls, and its binomial error is widened by what rounds of one request have
+in common among the eval prompts. Sampling that was never registered may lie below it all the same.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ def judge_metrics(
     """
     rule = (min(rates.values(), key=lambda r: r.levels[r.lowest].survival), config, margin)
     notes = [note for snapshot in snapshots for note in snapshot.notes]
+    pooled = _pooled_note(rates)
     if not snapshots[-1].engines:
-        return {**_judge_gauge(snapshots, rule), "notes": notes}
+        return {**_judge_gauge(snapshots, rule), "notes": [*notes, pooled]}
     window, num_restarts = counted([snapshot.engines for snapshot in snapshots])
     if num_restarts:
         notes.append(
@@ -66,7 +68,17 @@ def judge_metrics(
         report["reasons"] = [*changed, *report["reasons"]]
     else:
         report["reasons"] += changed
-    return {**report, "notes": notes}
+    return {**report, "notes": [*notes, pooled]}
+
+
+def _pooled_note(rates: Mapping[str, Registered]) -> str:
+    """What aggregates hide."""
+    registered = " and ".join(sorted(rates, key=float))
+    return (
+        "All temperatures and sampling parameters are pooled here; registered is temperature "
+        f"{registered} alone. Requests that were sampled otherwise may be accepted less although "
+        "the draft is as it was; telemetry tells them apart."
+    )
 
 
 def _judge_counters(

@@ -99,7 +99,11 @@ def _of_known(known: Pair) -> dict[str, Any]:
     if known["live_drift"]:
         reason = f"{label}; its draft carries a live-drift tag and was imported: import another."
     elif known["quarantine"] is not None:
-        reason = f"{label}; it is in quarantine, and training would give the same draft."
+        version = known["version"]
+        reason = (
+            f"{label} and is in quarantine, which starts no training. To go on, take it out "
+            f"(`draftsmith release {version}`), or change corpus, recipe or distill.seed."
+        )
     else:
         reason = "This pair of target, recipe and corpus is registered."
     return _take("known", known, reason=reason)

@@ -109,7 +109,7 @@ def drift_report(
         seed: Seed of the intervals.
 
     Raises:
-        EvidenceError: A side was not measured at the judged temperature.
+        EvidenceError: The proposed pair was not measured at the judged temperature.
     """
     reference = choose_reference(proposed, records)
     tagged = records.tagged.get(proposed["draft_digest"])
@@ -148,7 +148,10 @@ def _judged(
         reason = "There is no earlier promoted pair to compare with."
         return empty | {"verdict": "no_reference", "reasons": [reason]}
     key = config.temperature_key
-    before, after = alpha_by_prompt(reference.recorded.record, key), alpha_by_prompt(proposed, key)
+    after = alpha_by_prompt(proposed, key)
+    if reason := reference.recorded.lacks(key):
+        return empty | {"verdict": "unknown", "reasons": [reason]}
+    before = alpha_by_prompt(reference.recorded.record, key)
     if not before.keys() & after.keys():
         label = reference.recorded.label
         reason = f"The {reference.kind.replace('_', ' ')}, {label}, has no eval prompt in common."

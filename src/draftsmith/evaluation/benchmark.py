@@ -213,7 +213,7 @@ class PairBench:
         if drafts_tree:
             entries["chain"]["draft_length"] = length
         elif served.tree is not None:
-            tau = block_efficiency(speculative.traces)
+            tau = block_efficiency(speculative.traces[1:])
             entries["tree"] |= served.record() | {"tau": tau}
         if assisted is not None:
             entries["transformers_assisted"]["draft_length"] = assisted

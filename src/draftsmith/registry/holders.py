@@ -24,11 +24,11 @@ def fetch_holders(store: PairStore, into: Path) -> dict[str, Any]:
         in quarantine.
 
     Raises:
-        DamagedPairError: The champion's files are not what was registered.
+        DamagedPairError: The champion's files are not what was registered; it is marked.
     """
     champion, predecessor = store.champion(), store.predecessor()
     if champion is not None:
-        store.fetch(champion, into)
+        _fetch(store, champion, into)
     before = [] if predecessor is None else [predecessor]
     versions = store.versions()
     tagged = [item for item in versions if LIVE_DRIFT_TAG in item.tags]
@@ -37,7 +37,7 @@ def fetch_holders(store: PairStore, into: Path) -> dict[str, Any]:
     return {
         "champion": champion,
         "predecessor": first_intact(store, before, into),
-        "history": [move.version for move in store.history()],
+        "history": [move.version for move in store.history() if move.moved_alias],
         "tagged": {item.pair.draft_digest: item.pair.version for item in tagged},
         "quarantined": {item.pair.pair_digest: item.pair.version for item in barred},
     }
@@ -54,9 +54,19 @@ def first_intact(
 
 
 def fetch_or_mark(store: PairStore, pair: RegisteredPair, into: Path) -> bool:
-    """Bring a pair's files, or mark its version as damaged and return False.
+    """Bring a pair's files, or mark its version as damaged and return False."""
+    try:
+        _fetch(store, pair, into)
+    except DamagedPairError:
+        return False
+    return True
 
-    A transfer may be cut, so a second one decides.
+
+def _fetch(store: PairStore, pair: RegisteredPair, into: Path) -> None:
+    """Bring a pair's files; a transfer may be cut, so a second one decides.
+
+    Raises:
+        DamagedPairError: They are not what was registered; the version is marked now.
     """
     try:
         try:
@@ -66,5 +76,4 @@ def fetch_or_mark(store: PairStore, pair: RegisteredPair, into: Path) -> bool:
     except DamagedPairError as error:
         store.set_damage(pair.version, error.found)
         _LOG.warning("event=damaged name=%s version=%s", pair.name, pair.version)
-        return False
-    return True
+        raise

@@ -51,7 +51,7 @@ def known_pairs(
         configured seed the first one is that no such pair was trained with; None where a recipe
         trains nothing.
     """
-    promoted = {move.version for move in store.history()}
+    promoted = {move.version for move in store.history() if move.moved_alias}
     versions = [
         item
         for item in store.versions()
@@ -85,9 +85,13 @@ def _known(
     return {**asdict(best.pair), "quarantine": best.quarantine, "reseed": next(free, None)}
 
 
-def _usefulness(item: PairVersion) -> tuple[bool, bool, int]:
-    """A usable pair before one with an alarm, that before one in quarantine; then the newest."""
-    return item.quarantine is None, not item.pair.live_drift, int(item.pair.version)
+def _usefulness(item: PairVersion) -> tuple[bool, int]:
+    """A usable pair before one that an alarm or a quarantine bars; then the newest.
+
+    Of barred ones the newest tells what comes next. Behind an alarm it is the training that the
+    alarm asks for; a quarantine asks for none, also where its draft came from such a training.
+    """
+    return item.quarantine is None and not item.pair.live_drift, int(item.pair.version)
 
 
 def fetch_sources(store: PairStore, report: Mapping[str, Any], into: Path) -> bool:

@@ -120,7 +120,7 @@ class Catalog:
         return MoveLog(self.client, self.experiment_id(), self.name)
 
     def moves(self) -> list[Move]:
-        """Completed moves of the champion alias, oldest first; takes no lock."""
+        """Completed moves of the champion alias, and releases, oldest first; takes no lock."""
         experiment = self.client.get_experiment_by_name(self._experiment)
         if experiment is None:
             return []

@@ -104,7 +104,8 @@ def _damage(what: str, part: str) -> DamagedPairError:
         what,
         found=f"{part} whose digest differs from the registered one",
         expected="the files that were registered",
-        remedy="restore the artifact store, or `draftsmith rollback` to another",
+        remedy="restore the artifact store and run `draftsmith verify`, which takes the mark of "
+        "damage off, or `draftsmith rollback` to another",
     )
 
 

@@ -15,7 +15,7 @@ from draftsmith.artifacts import short
 from draftsmith.errors import PromotionRefusedError, RegistryError
 from draftsmith.registry.mlflow_catalog import CHAMPION
 from draftsmith.registry.mlflow_connection import redact
-from draftsmith.registry.mlflow_records import PROMOTION, ROLLBACK
+from draftsmith.registry.mlflow_records import PROMOTION, ROLLBACK, as_recorded
 from draftsmith.registry.pair import (
     CLEARED_TAG,
     LIVE_DRIFT_TAG,
@@ -109,7 +109,10 @@ def promote(
 
 
 def _require_unbarred(item: PairVersion, overridden: Collection[str]) -> None:
-    remedy = "distil another draft: change the recipe, the corpus or the seed"
+    remedy = (
+        "distil another draft: change the recipe, the corpus or the seed. `draftsmith release` "
+        "takes a version out of quarantine, `draftsmith verify` a mark of damage off"
+    )
     if item.damage is not None or item.quarantine is not None:
         found = item.state
     elif item.pair.live_drift and _DRIFT not in overridden:
@@ -167,15 +170,25 @@ def clear_drift(catalog: Catalog, version: str, reason: str) -> None:
     catalog.client.delete_model_version_tag(catalog.name, version, LIVE_DRIFT_TAG)
 
 
-def rollback(catalog: Catalog, to: str | None, *, reason: str, is_reachable: Reachable) -> Rollback:
+def rollback(
+    catalog: Catalog,
+    to: str | None,
+    *,
+    reason: str,
+    is_reachable: Reachable,
+    leaving: str | None = None,
+) -> Rollback:
     """Quarantine the champion, then move @champion back.
 
     The rollback of a process that died after it had moved the alias is completed, not repeated:
     the champion that it chose would be put in quarantine otherwise. Nobody can tell a rerun from a
-    new rollback for the same reason, so the caller has to be told that nothing moved.
+    new rollback for the same reason, so the caller has to be told that nothing moved. `leaving`,
+    the version that is to go, tells them apart, and keeps a second person who rolls back from going
+    on to the next champion.
 
     Raises:
-        RegistryError: There is no champion, or no version to go back to; nothing was changed.
+        RegistryError: There is no champion, or another than `leaving`, or no version to go back to;
+            nothing was changed.
     """
     with catalog.connection.locked():
         champion = catalog.aliases().get(CHAMPION)
@@ -186,16 +199,31 @@ def rollback(catalog: Catalog, to: str | None, *, reason: str, is_reachable: Rea
                 expected="a promoted version",
                 remedy="run `dvc repro` to register and promote one",
             )
-        wanted = None if to is None else catalog.resolve(to).pair.version
-        cut = catalog.log().interrupted(champion)
-        is_ours = cut is not None and (cut.kind, cut.reason) == (ROLLBACK, redact(reason))
-        if cut is not None and is_ours and wanted in (None, champion):
+        wanted, left = (
+            None if reference is None else catalog.resolve(reference).pair.version
+            for reference in (to, leaving)
+        )
+        cut, told = catalog.log().interrupted(champion), as_recorded([redact(reason)])
+        is_ours = cut is not None and (cut.kind, cut.reason) == (ROLLBACK, told)
+        is_rerun = cut is not None and is_ours and left in (None, cut.predecessor)
+        if cut is not None and is_rerun and wanted in (None, champion):
             catalog.log().settle(champion)
             return Rollback(catalog.resolve(champion).pair, cut.predecessor, is_completion=True)
+        if left is not None and left != champion:
+            raise _left_already(catalog, champion, left)
         choice = _choose(catalog, champion, wanted, is_reachable)
         quarantine(catalog, champion, reason)
         _move_champion(catalog, ROLLBACK, choice, [reason])
         return Rollback(choice, champion, is_completion=False)
+
+
+def _left_already(catalog: Catalog, champion: str, left: str) -> RegistryError:
+    return RegistryError(
+        f"rolling back version {left} of {catalog.name}",
+        found=f"version {champion} as champion",
+        expected=f"version {left}, as somebody may have rolled it back already",
+        remedy="look at `draftsmith history`; name the present champion if that has to go, too",
+    )
 
 
 def _earlier(catalog: Catalog, champion: str) -> list[str]:

@@ -1,7 +1,8 @@
-"""Append-only records of who became champion, when, after whom and why.
+"""Append-only records of who became champion, when, after whom and why, and who was released.
 
 MLflow keeps no history of an alias. Every move is one run here: begun before the alias moves,
 finished after it was read back, so that a killed move is either completed or marked as never done.
+A release from quarantine is recorded in the same way, around the removal of the tag.
 Call with the registry's lock held, but for `moves`, which only reads.
 """
 
@@ -12,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from draftsmith.registry.pair import RegisteredPair
+from mlflow.exceptions import MlflowException
+
+from draftsmith.registry.pair import QUARANTINE_TAG, RegisteredPair
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -20,16 +23,26 @@ if TYPE_CHECKING:
 
 PROMOTION = "promotion"
 ROLLBACK = "rollback"
+RELEASE = "release"  # from quarantine: no move of the alias, but a step of the same story
 _PAGE = 1000
+_MAX_CHARACTERS = 8000  # what a database keeps of a run's tag
+
+
+def as_recorded(reasons: Sequence[str]) -> str:
+    """Reasons as a record holds them: joined, and cut where a database would refuse them."""
+    text = "; ".join(reasons)
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"
 
 
 @dataclass(frozen=True)
 class Move:
-    """One move of the champion alias.
+    """One move of the champion alias, or a release.
 
     Attributes:
+        kind: `promotion`, `rollback` or `release`.
         sequence: Position in the history, from 1; a total order that needs no clock.
-        predecessor: The version that held the alias before; None for the first champion.
+        predecessor: The version that held the alias before; None for the first champion and for a
+            release.
         is_finished: The alias was read back after the move.
     """
 
@@ -43,6 +56,11 @@ class Move:
     time_utc: str
     is_finished: bool
 
+    @property
+    def moved_alias(self) -> bool:
+        """Whether the version became champion by it."""
+        return self.kind != RELEASE
+
 
 class MoveLog:
     """The moves of one registered model's champion alias."""
@@ -54,7 +72,7 @@ class MoveLog:
         self._name = name
 
     def moves(self, champion: str | None) -> list[Move]:
-        """Completed moves, oldest first.
+        """Completed moves and releases, oldest first.
 
         A begun move whose version holds the alias did happen; its process died before saying so.
         """
@@ -64,7 +82,10 @@ class MoveLog:
     def begin(
         self, kind: str, pair: RegisteredPair, *, champion: str | None, reasons: Sequence[str]
     ) -> str:
-        """Record that the alias is to move from `champion` to `pair`; returns the run's id."""
+        """Record that the alias is to move from `champion` to `pair`; returns the run's id.
+
+        Or that `pair` is to be released, whoever is `champion`.
+        """
         recorded = self._recorded()
         self._settle(recorded, champion)
         run = self._client.create_run(
@@ -75,9 +96,9 @@ class MoveLog:
                 "pair_name": self._name,
                 "sequence": str(1 + max((move.sequence for move in recorded), default=0)),
                 "version": pair.version,
-                "predecessor": champion or "",
+                "predecessor": (champion if kind != RELEASE else None) or "",
                 "pair_digest": pair.pair_digest,
-                "reason": "; ".join(reasons),
+                "reason": as_recorded(reasons),
                 "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             },
         )
@@ -100,7 +121,19 @@ class MoveLog:
         for move in recorded:
             if not move.is_finished and self._is_running(move):
                 done = _is_cut(recorded, move, champion)
+                if move.kind == RELEASE:
+                    done = self._is_out(move) and _counts(recorded, move)
                 self._client.set_terminated(move.run_id, status="FINISHED" if done else "KILLED")
+
+    def _is_out(self, move: Move) -> bool:
+        """Whether the version of a begun release is in quarantine no longer."""
+        try:
+            found = self._client.get_model_version(self._name, move.version)
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":  # released, then pruned
+                return True
+            raise
+        return QUARANTINE_TAG not in found.tags
 
     def _is_running(self, move: Move) -> bool:
         return str(self._client.get_run(move.run_id).info.status) == "RUNNING"
@@ -123,14 +156,18 @@ class MoveLog:
 
 
 def _is_cut(recorded: Sequence[Move], move: Move, champion: str | None) -> bool:
-    """Whether `move` is the newest one, begun but not finished, and the alias did move.
-
-    A request that was repeated because its answer was lost leaves twins; one of them counts.
-    """
+    """Whether `move` is the newest one, begun but not finished, and the alias did move."""
     newest = max(other.sequence for other in recorded)
-    if move.sequence != newest or move.version != champion:
-        return False
-    twins = [o for o in recorded if (o.sequence, o.version) == (newest, champion)]
+    is_held = move.moved_alias and (move.sequence, move.version) == (newest, champion)
+    return is_held and _counts(recorded, move)
+
+
+def _counts(recorded: Sequence[Move], move: Move) -> bool:
+    """Whether a begun record is the one that counts of its twins.
+
+    A request that was repeated because its answer was lost leaves such.
+    """
+    twins = [o for o in recorded if (o.sequence, o.version) == (move.sequence, move.version)]
     return twins[0] is move and not any(twin.is_finished for twin in twins)
 
 

@@ -25,7 +25,7 @@ def prune(catalog: Catalog, *, keep: int, dry_run: bool) -> Retention:
     Decided and done under the registry's lock, so that no promotion comes between.
     """
     with catalog.connection.locked():
-        moved = [move.version for move in catalog.moves()]
+        moved = [move.version for move in catalog.moves() if move.moved_alias]
         decided = retention(catalog.versions(), moved, keep=keep)
         if not dry_run:
             for version in decided.removed:

@@ -126,7 +126,7 @@ class PairStore:
 
     @translated("reading the history of the champion")
     def history(self) -> list[Move]:
-        """Completed moves of the champion alias, oldest first."""
+        """Completed moves of the champion alias, and releases, oldest first."""
         return self._catalog.moves()
 
     @translated("searching the registry by pair digest")
@@ -380,7 +380,12 @@ class PairStore:
 
     @translated("rolling back")
     def rollback(
-        self, to: str | None = None, *, reason: str, is_reachable: mlflow_moves.Reachable
+        self,
+        to: str | None = None,
+        *,
+        reason: str,
+        is_reachable: mlflow_moves.Reachable,
+        leaving: str | None = None,
     ) -> mlflow_moves.Rollback:
         """Quarantine the champion, then move @champion back.
 
@@ -389,8 +394,11 @@ class PairStore:
                 be served, one without a live-drift tag where there is any.
             reason: Why; the quarantine's reason and part of the record.
             is_reachable: Whether a version can be loaded, digests verified.
+            leaving: The champion that is to go; another one is left where it is.
 
         Raises:
             RegistryError: There is no champion, or nothing to go back to; nothing was changed.
         """
-        return mlflow_moves.rollback(self._catalog, to, reason=reason, is_reachable=is_reachable)
+        return mlflow_moves.rollback(
+            self._catalog, to, reason=reason, is_reachable=is_reachable, leaving=leaving
+        )

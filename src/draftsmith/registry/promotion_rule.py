@@ -142,7 +142,8 @@ def quarantine(evidence: GateEvidence) -> Check:
         requirement="a version that is not in quarantine",
         measured="in quarantine" if reason else "not in quarantine",
         failure=f"it was put there because: {reason}" if reason else "",
-        remedy="distil another draft: change the recipe, the corpus or distill.seed",
+        remedy="distil another draft: change the recipe, the corpus or distill.seed. Where it was "
+        "barred by mistake, `draftsmith release` takes it out",
     )
 
 

@@ -1,4 +1,4 @@
-"""The locks of those who write to a registry: MLflow numbers versions and moves aliases without one.
+"""Locks of those who write to a registry: MLflow numbers versions and moves aliases without one.
 
 Readers take none. An upload lasts for minutes, so it has a lock of its own: a rollback waits for
 none. Who needs both takes that of uploads first. Knows no MLflow.

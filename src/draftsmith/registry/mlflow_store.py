@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
-from draftsmith.artifacts import digest_directory, read_json, short
+from draftsmith.artifacts import digest_directory, read_json
 from draftsmith.errors import RegistryError
 from draftsmith.registry import description, mlflow_figures, mlflow_moves, mlflow_upload
 from draftsmith.registry.mlflow_catalog import CHALLENGER, CHAMPION, Catalog
@@ -172,7 +172,7 @@ class PairStore:
             draft_dir=draft_dir,
             evidence=evidence,
             target_source=redact(target_source),
-            target_dir=self._included_target(pair),
+            target_dir=mlflow_upload.included_target(self._root, self._config, pair),
             tags=tags,
         )
         with translated(f"registering {pair.draft.recipe}"), self._connection.uploading():
@@ -198,19 +198,6 @@ class PairStore:
                 with unless_done("RESOURCE_DOES_NOT_EXIST"):
                     self._client.delete_model_version(self.name, repeat.version)
         return found[0] if found else None
-
-    def _included_target(self, pair: PairRecord) -> Path | None:
-        if not self._config.include_target:
-            return None
-        folder = self._root / "models" / "targets" / short(pair.target_digest)
-        if not folder.is_dir():
-            raise RegistryError(
-                "copying the target into the version (registry.include_target)",
-                found=f"no {folder}",
-                expected="the target's snapshot",
-                remedy="set target.snapshot, or registry.include_target to false",
-            )
-        return folder
 
     def _create(self, files: mlflow_upload.PairFiles) -> str:
         experiment_id = self._catalog.experiment_id()

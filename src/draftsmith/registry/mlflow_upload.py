@@ -29,7 +29,7 @@ from mlflow.types import ColSpec, DataType, Schema
 from mlflow.types.schema import AnyType
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
-from draftsmith.artifacts import digest_directory, digest_file, digest_json, write_json
+from draftsmith.artifacts import digest_directory, digest_file, digest_json, short, write_json
 from draftsmith.errors import RegistryError
 from draftsmith.registry import mlflow_leftovers
 from draftsmith.registry.mlflow_figures import parameters
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
 
     from draftsmith.registry.mlflow_connection import Connection
+    from draftsmith.registry.settings import RegistryConfig
 
 EVIDENCE = "evidence"
 HISTORY = "evidence_history"
@@ -96,6 +97,25 @@ def model_digest(folder: Path) -> str:
             if path.is_file() and name.parts[0] != ARTIFACTS and not _LEFT.intersection(name.parts)
         }
     )
+
+
+def included_target(root: Path, config: RegistryConfig, pair: PairRecord) -> Path | None:
+    """The snapshot of the pair's target that goes into the version; None where none does.
+
+    Raises:
+        RegistryError: There is none on disk.
+    """
+    if not config.include_target:
+        return None
+    folder = root / "models" / "targets" / short(pair.target_digest)
+    if not folder.is_dir():
+        raise RegistryError(
+            "copying the target into the version (registry.include_target)",
+            found=f"no {folder}",
+            expected="the target's snapshot",
+            remedy="set target.snapshot, or registry.include_target to false",
+        )
+    return folder
 
 
 def upload(connection: Connection, experiment_id: str, files: PairFiles) -> tuple[str, str, str]:

@@ -88,11 +88,13 @@ def save_student(loaded, tmp_path_factory):
             "tokenizer_digest": loaded.identity.tokenizer_digest,
             "corpus_digest": digest_json("corpus"),
         }
-        student = build_student(loaded.model, layers, token_ids)
+        # The target's output rows know which tokens it says, so a random draft has rows of its own.
+        student = build_student(loaded.model, layers, token_ids, own_head=is_random)
         if is_random:
             generator = torch.Generator().manual_seed(3)
-            for parameter in student.model.layers.parameters():
-                parameter.data.normal_(0, 0.5, generator=generator)
+            for parameter in student.parameters():
+                if parameter.requires_grad:
+                    parameter.data.normal_(0, 0.5, generator=generator)
         folder = tmp_path_factory.mktemp(name)
         lineage = Lineage(**{**facts, **lineage}, layers=tuple(layers))
         save_draft(folder, student, token_ids, lineage=lineage, training={})

@@ -341,7 +341,8 @@ def ways(tree, p_of, q_of, drafts, reached=(0, ())):
     for child in children:
         token = drafts[child - 1]
         keep = min(1.0, p[token] / q[token])
-        for decisions, rest in ways(tree, p_of, q_of, drafts, (child, (*text, token))):
+        behind = ways(tree, p_of, q_of, drafts, (child, (*text, token))) if keep > 0 else ()
+        for decisions, rest in behind:
             yield (*refused, (child - 1, keep, True), *decisions), rest
         if keep == 1.0:
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,10 @@ class PairBench:
         costs = self._phase("costs", self._costs)
         forward = costs_from_json(costs)
         chain = Drafting.chain(length, survival, forward)
-        served = self._tree(chain, [survival], guesses, forward, rows=1) or chain
+        tree = tree_beside(
+            chain, [survival], guesses=guesses, costs=forward, limits=self._tree_limits, rows=1
+        )
+        served = tree or chain
         confirmed = self._phase("confirmation", lambda: self._confirm(calibration, served))
         if not confirmed.pop("drafts_tree"):
             served = chain
@@ -117,17 +120,9 @@ class PairBench:
             "predicted_speedup": served.predicted_speedup,
         }
 
-    def _tree(
-        self,
-        chain: Drafting,
-        survivals: Iterable[Survival],
-        guesses: Guesses,
-        costs: ForwardCosts,
-        *,
-        rows: int,
-    ) -> Drafting | None:
-        limits = TreeLimits(self.config.max_tree_nodes, self.contestants.draft.drafts_combs)
-        return tree_beside(chain, survivals, guesses=guesses, costs=costs, limits=limits, rows=rows)
+    @property
+    def _tree_limits(self) -> TreeLimits:
+        return TreeLimits(self.config.max_tree_nodes, self.contestants.draft.drafts_combs)
 
     def _phase(self, name: str, measure: Phase) -> dict[str, Any]:
         """A phase's result, from an earlier run that was killed if it is there."""
@@ -185,13 +180,15 @@ class PairBench:
     def _confirm(self, calibration: Mapping[str, Any], served: Drafting) -> dict[str, Any]:
         """The arms on other prompts, interleaved; the ratios are the evidence."""
         tokens, length = self.config.max_new_tokens, int(calibration["draft_length"])
-        pair, copied = self.contestants, self.contestants.lookup_length or length
+        pair = self.contestants
         assisted = calibration["assisted_length"]
         speculative = pair.engine(served.length, max_new_tokens=tokens, tree=served.tree)
         arms: dict[str, Arm] = {
             "gamma_0": pair.engine(0, max_new_tokens=tokens),
             "speculative": speculative,
-            "prompt_lookup": pair.prompt_lookup(copied, max_new_tokens=tokens),
+            "prompt_lookup": pair.prompt_lookup(
+                pair.lookup_length or length, max_new_tokens=tokens
+            ),
             "transformers_generate": pair.transformers(max_new_tokens=tokens),
         }
         chain = pair.engine(length, max_new_tokens=tokens)
@@ -310,9 +307,13 @@ class PairBench:
         """The chain that promises most in a batch, and the tree that promises clearly more."""
         at = costs.at(rows=size, context=_COST_CONTEXT)
         length, copies = best_lengths(survival, at, limit, rows=size)
-        chain = Drafting.chain(length, survival.copying(copies), at, rows=size)
+        chain = NOTHING
+        if length:
+            chain = Drafting.chain(length, survival.copying(copies), at, rows=size)
         copying = map(survival.copying, range(limit.copy + 1))
-        tree = self._tree(chain, copying, guesses, at, rows=size)
+        tree = tree_beside(
+            chain, copying, guesses=guesses, costs=at, limits=self._tree_limits, rows=size
+        )
         return [chain] if tree is None else [chain, tree]
 
     def _batch_groups(self, size: int) -> list[list[list[int]]]:

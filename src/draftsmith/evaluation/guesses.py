@@ -213,6 +213,7 @@ class Drafting:
         }
 
 
+# Not a chain of length 0, in whose rounds a draft still reads what is verified.
 NOTHING = Drafting(0, None, 1.0, 1.0)
 
 
@@ -225,18 +226,18 @@ def tree_beside(
     limits: TreeLimits,
     rows: int,
 ) -> Drafting | None:
-    """The tree that promises most, if that is clearly more than a chain and than no drafts.
+    """The tree that promises most, if that is clearly more than a chain does.
 
     Args:
-        chain: What it stands beside.
+        chain: What it stands beside; `NOTHING` where no chain pays.
         survivals: What is copied from the text, for each length of copies that is tried.
         guesses: As in `best_tree`.
         costs: Likewise.
         limits: Likewise.
         rows: Likewise.
     """
-    beat = max(1.0, chain.predicted_speedup)
-    found = []
+    beat = chain.predicted_speedup
+    found: list[Drafting] = []
     for survived in survivals:
         tree, promised = best_tree(guesses, survived, costs, limits, rows=rows, beat=beat)
         if tree is not None:

@@ -64,6 +64,9 @@ def test_a_pair_in_quarantine_is_not_trained_again_only_to_be_blocked(start, mak
     decision = start(None, known=make_pair("3") | {"quarantine": "slow"})["small"]
     assert (decision["action"], decision["source_version"]) == ("known", "3")
     assert "draftsmith release 3" in decision["reason"]
+    assert "or change corpus, recipe or distill.seed" in decision["reason"]
+    imported = make_pair("3") | {"quarantine": "slow", "reseed": None}
+    assert "or import another draft" in start(None, known=imported)["small"]["reason"]
 
 
 def test_an_imported_draft_starts_no_training(start, incumbent):

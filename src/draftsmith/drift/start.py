@@ -99,10 +99,11 @@ def _of_known(known: Pair) -> dict[str, Any]:
     if known["live_drift"]:
         reason = f"{label}; its draft carries a live-drift tag and was imported: import another."
     elif known["quarantine"] is not None:
-        version = known["version"]
+        is_trained = known["reseed"] is not None
+        other = "change corpus, recipe or distill.seed" if is_trained else "import another draft"
         reason = (
             f"{label} and is in quarantine, which starts no training. To go on, take it out "
-            f"(`draftsmith release {version}`), or change corpus, recipe or distill.seed."
+            f"(`draftsmith release {known['version']}`), or {other}."
         )
     else:
         reason = "This pair of target, recipe and corpus is registered."

@@ -26,10 +26,10 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Packages are compiled when they are first imported; unkept, every stage would do that again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup repro test bench vllm-check scenarios stores docs docs-serve ui clean
+.PHONY: help setup repro test bench vllm-check vllm-corpus scenarios stores docs docs-serve ui clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## prepare the environment .venv (pinned packages, draftsmith, the default target)
 
@@ -58,6 +58,9 @@ bench: setup ## measure the decoder against Transformers on this machine (8 to 1
 
 vllm-check: setup $(VLLM_READY) ## compare the exported champion in real vLLM with our engine (takes 3.5 GB; OUT=FILE)
 	$(BIN)/python -m benchmarks.vllm_check --python $(VLLM_VENV)/bin/python $(if $(OUT),--out $(OUT))
+
+vllm-corpus: setup $(VLLM_READY) ## compare a corpus that real vLLM makes with that of our engine (takes 3.5 GB; OUT=FILE)
+	$(BIN)/python -m benchmarks.vllm_corpus --python $(VLLM_VENV)/bin/python $(if $(OUT),--out $(OUT))
 
 # Its torchvision does not import beside its torch, and nothing here needs any of the three.
 $(VLLM_READY):

@@ -39,7 +39,7 @@ Decode = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 # so only near-ties and the last round of a text may differ; a wrong layer or half shows at once.
 MARGIN = 0.03
 DRIVER = Path(__file__).with_name("vllm_driver.py")
-_PYTHON = Path("build/vllm-venv/bin/python")
+PYTHON = Path("build/vllm-venv/bin/python")
 _OUT = Path("build/partial/vllm-check.json")
 _ROWS = 8
 _SEED = 0
@@ -59,39 +59,44 @@ def run_vllm(python: Path, job: Mapping[str, Any]) -> dict[str, Any]:
         paths = [Path(folder) / name for name in ("job.json", "result.json")]
         write_json(paths[0], job)
         command = [str(python), "-P", str(DRIVER), *map(str, paths)]
-        environment = {
-            "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
-            "HOME": folder,  # its caches go with the folder
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": _CACHE_GIB,
-        }
         try:
             done = subprocess.run(
                 command,
-                env=environment,
+                env=environment(python, Path(folder)),
                 capture_output=True,
                 text=True,
                 check=False,
                 timeout=_TIMEOUT_S,
             )
         except OSError as error:
-            raise _failed(f"{python}: {error.strerror}") from error
+            raise failed(f"{python}: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:
-            raise _failed(f"no end after {_TIMEOUT_S} seconds") from error
+            raise failed(f"no end after {_TIMEOUT_S} seconds") from error
         if done.returncode != 0:
             _LOG.error("%s", done.stderr)
-            raise _failed(f"exit code {done.returncode}, and: {_last_line(done.stderr)}")
+            raise failed(f"exit code {done.returncode}, and: {_last_line(done.stderr)}")
         return read_json(paths[1])
+
+
+def environment(python: Path, home: Path) -> dict[str, str]:
+    """Of vLLM's processes; its caches go into the folder `home`."""
+    return {
+        "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": str(home),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": _CACHE_GIB,
+    }
 
 
 def _last_line(text: str) -> str:
     return (text.strip().splitlines() or ["nothing"])[-1]
 
 
-def _failed(found: str) -> ConfigError:
+def failed(found: str) -> ConfigError:
+    """The error of an environment in which vLLM does not run."""
     return ConfigError(
-        "decoding in vLLM",
+        "running vLLM",
         found=found,
         expected="an environment in which vLLM runs",
         remedy="prepare one with `make vllm-check`, or name its Python with --python",
@@ -202,7 +207,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, help="JSONL; default: the bundled eval prompts")
     parser.add_argument("--num-prompts", type=int, default=24, metavar="N")
     parser.add_argument("--num-tokens", type=int, default=64, metavar="N", help="of an answer")
-    parser.add_argument("--python", type=Path, default=_PYTHON, help="of vLLM's environment")
+    parser.add_argument("--python", type=Path, default=PYTHON, help="of vLLM's environment")
     parser.add_argument("--out", type=Path, default=_OUT, help="JSON")
     return parser.parse_args(argv)
 

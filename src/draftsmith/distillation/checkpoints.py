@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,9 @@ from torch import Tensor, nn
 
 from draftsmith.artifacts import atomic_directory, keep_only, write_text
 from draftsmith.distillation.early_stop import EarlyStop
-from draftsmith.distillation.processes import join
+from draftsmith.distillation.processes import join, of_all
 from draftsmith.distillation.settings import DistillConfig
+from draftsmith.errors import ArtifactError
 
 _LOG = logging.getLogger(__name__)
 _STATE, _HISTORY = "state.safetensors", "history.json"
@@ -105,16 +107,20 @@ class Run:
             self._wait()
 
     def resume(self) -> int:
-        """Load the newest checkpoint; returns the finished steps.
+        """Load the newest checkpoint; returns the finished steps. All processes call it together.
 
         One of an older version, which held other files, is none: the training begins afresh.
+
+        Raises:
+            ArtifactError: Not all processes find the same one.
         """
         finished = sorted(self._folder.glob(f"step-*/{_STATE}"))
+        step = int(finished[-1].parent.name.removeprefix("step-")) if finished else 0
+        _require_one(of_all(step), self._folder)
         if not finished:
             return 0
         newest = finished[-1].parent
         self._trained.restore(load_file(newest / _STATE))
-        step = int(newest.name.removeprefix("step-"))
         self.history = json.loads((newest / _HISTORY).read_text(encoding="utf-8"))
         if self._early_stop is not None:
             self._early_stop.load(newest)
@@ -159,3 +165,18 @@ class Run:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+
+
+def _require_one(steps: Sequence[int], folder: Path) -> None:
+    """Processes at unlike steps would wait for one another for ever."""
+    if len(set(steps)) > 1:
+        raise ArtifactError(
+            f"resuming the training in {folder}",
+            found=", ".join(
+                f"step {step} in {count} of {len(steps)} processes"
+                for step, count in sorted(Counter(steps).items())
+            ),
+            expected="one checkpoint, which all processes find",
+            remedy="put the project folder on a file system that all machines see; where it is on "
+            "one, its listings were stale: run again",
+        )

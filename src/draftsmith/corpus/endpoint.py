@@ -1,8 +1,8 @@
 """One OpenAI-compatible endpoint: continues exact token ids, and its answers are checked.
 
 Answers are taken as ids or not at all: text that is tokenised again need not give the ids that the
-target chose. The fields `return_token_ids` and `stop_token_ids`, and those of an answer, are
-vLLM's; `draftsmith serve` has them too. Knows nothing of other endpoints, or of when to try again.
+target chose. The fields beyond OpenAI's, of a request and of an answer, are vLLM's; `draftsmith
+serve` has them too. Knows nothing of other endpoints, or of when to try again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
-from draftsmith.corpus.dispatch import TransientFault
+from draftsmith.corpus.dispatch import in_thread
+from draftsmith.corpus.lanes import Kind, TransientFault
 from draftsmith.decoding import Event, Request, Result, SamplingParams, Trace
 from draftsmith.decoding.randomness import request_key
 from draftsmith.errors import CorpusError
@@ -24,7 +25,15 @@ _MOST_SHOWN = 300  # characters of what an endpoint says
 _MOST_WAIT_S = 86400.0
 _SEED_BITS = (1 << 31) - 1  # not every engine takes longer seeds
 _OK, _NO_KEY, _FORBIDDEN, _NOT_FOUND, _SERVER_ERRORS = 200, 401, 403, 404, 500
-_BUSY = (408, 425, 429)
+# Gateways say by the latter that nobody is behind them.
+_KINDS: dict[int, Kind] = {
+    408: "busy",
+    425: "busy",
+    429: "busy",
+    502: "away",
+    503: "away",
+    504: "away",
+}
 KEY_VARIABLE = "DRAFTSMITH_ENDPOINT_KEY"
 
 
@@ -36,7 +45,7 @@ class Endpoint:
         url: Up to and including `/v1`.
         model: Its name there.
         vocab_size: Ids of the target lie below it.
-        timeout_s: For an answer.
+        timeout_s: For a whole answer.
         key: Goes with every request, and nowhere else; empty is none.
     """
 
@@ -89,6 +98,27 @@ class Endpoint:
         finish: Literal["stop", "length"] = "stop" if is_stopped else "length"
         return Event(request.request_id, ids, Result(request.request_id, ids, finish, Trace()))
 
+    def ids_of(self, text: str) -> list[int] | None:
+        """How the tokenizer of the endpoint reads a text; None where it does not say.
+
+        Raises:
+            TransientFault: It cannot say now.
+        """
+        body = {
+            "model": self.model,
+            "prompt": text,
+            "add_special_tokens": False,
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "return_token_ids": True,
+        }
+        try:
+            choice = self._only_choice(self._ask("POST", "/completions", body))
+        except CorpusError:  # not every engine knows the field
+            return None
+        ids = choice.get("prompt_token_ids")
+        return ids if isinstance(ids, list) else None
+
     def _exact_ids(self, choice: dict[str, Any], sent: list[int]) -> list[int]:
         """The answer's ids, which continue the prompt that was sent."""
         returned, ids = choice.get("prompt_token_ids"), choice.get("token_ids")
@@ -105,6 +135,17 @@ class Endpoint:
         return ids
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What is answered within `timeout_s`; `requests` only bounds the time between two bytes.
+
+        The thread of an answer that trickles is left to end with it.
+        """
+        asked = in_thread(lambda: self._send(method, path, body))
+        try:
+            return asked.result(timeout=self.timeout_s)
+        except TimeoutError:
+            raise self._too_late() from None
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         # The local backend does without it.
         import requests  # noqa: PLC0415
 
@@ -122,13 +163,17 @@ class Endpoint:
             data = response.json()
         except requests.JSONDecodeError:
             raise TransientFault("broken_body", "a body that is no whole JSON") from None
-        except requests.Timeout:
-            raise TransientFault("timeout", f"no answer within {self.timeout_s:g} s") from None
+        except requests.ReadTimeout:
+            raise self._too_late() from None
         except requests.RequestException as error:
-            raise TransientFault("connection", type(error).__name__) from None
+            raise TransientFault("connection", type(error).__name__, kind="away") from None
         if not isinstance(data, dict):
             raise TransientFault("broken_body", f"a {type(data).__name__} in place of an object")
         return data
+
+    def _too_late(self) -> TransientFault:
+        """A machine that went away without a word looks like this, too."""
+        return TransientFault("timeout", f"no answer within {self.timeout_s:g} s", kind="away")
 
     def _sign(self, prepared: Any) -> Any:  # noqa: ANN401  requests has no types
         """Also keeps `requests` from sending what a .netrc holds."""
@@ -138,9 +183,10 @@ class Endpoint:
 
     def _refusal(self, status: int, headers: Any, text: str) -> Exception:  # noqa: ANN401  as above
         said = self._shown(text)
-        if status in _BUSY or status >= _SERVER_ERRORS:
+        if status in _KINDS or status >= _SERVER_ERRORS:
             found = f"HTTP {status} {said}".strip()
-            return TransientFault(f"http_{status}", found, wait_s=_wait_s(headers))
+            kind = _KINDS.get(status, "failed")
+            return TransientFault(f"http_{status}", found, wait_s=_wait_s(headers), kind=kind)
         remedies = {
             _NO_KEY: f"put a key of this endpoint into the environment as {KEY_VARIABLE}",
             _FORBIDDEN: f"put a key that may use this model into {KEY_VARIABLE}",

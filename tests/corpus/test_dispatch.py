@@ -89,7 +89,7 @@ def after(number):
 
 
 def lane(worker, name="a", limit=3, pause_s=PAUSE_S):
-    return Lane(worker, name, limit, pause_s, Worker.check)
+    return Lane(worker, name, limit, Worker.check, pause_s)
 
 
 def squares(count):

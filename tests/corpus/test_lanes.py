@@ -16,7 +16,7 @@ def fail(one, *, begun_s, now_s, wait_s=0.0, stretch=1.0, kind="failed"):
 
 @pytest.fixture
 def one():
-    lane = Lane(None, "a", 64, 0.5)
+    lane = Lane(None, "a", 64, None, 0.5)
     lane.proved()
     return lane
 
@@ -78,7 +78,7 @@ def test_a_late_word_that_it_was_away_counts_as_well(one):
 
 
 def test_a_worker_begins_unproven():
-    lane = Lane(None, "a", 64)
+    lane = Lane(None, "a", 64, None)
     assert not lane.is_proven
     assert not lane.was_proven
 
@@ -93,7 +93,7 @@ def test_a_worker_that_asks_for_time_gets_it(one, begun_s):
 
 
 def test_room_is_halved_by_failures_and_comes_back_with_answers():
-    one = Lane(None, "a", 8, 0.5)
+    one = Lane(None, "a", 8, None, 0.5)
     for wave in range(2):
         fail(one, begun_s=100.0 * wave, now_s=100.0 * wave)
     one.num_running = 1

@@ -9,7 +9,8 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from draftsmith.corpus.chat import Chat, make_chat
-from draftsmith.corpus.endpoint import KEY_VARIABLE, Endpoint
+from draftsmith.corpus.connection import KEY_VARIABLE
+from draftsmith.corpus.endpoint import Endpoint
 from draftsmith.corpus.endpoint_check import EndpointCheck, Probe
 from draftsmith.corpus.endpoint_decoder import EndpointDecoder
 from draftsmith.corpus.prompts import bundled_prompts

@@ -43,7 +43,7 @@ class EndpointDecoder:
         first_pause_s: float = FIRST_PAUSE_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._lanes = [Lane(one, one.url, max_requests, first_pause_s, check) for one in endpoints]
+        self._lanes = [Lane(one, one.url, max_requests, check, first_pause_s) for one in endpoints]
         self._show, self._patience_s = show, patience_s
 
     def stream(self, requests: Sequence[Request]) -> Iterator[Event]:

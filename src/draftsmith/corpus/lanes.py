@@ -42,11 +42,6 @@ class TransientFault(Exception):
         self.reason, self.found, self.wait_s, self.kind = reason, found, wait_s, kind
 
 
-def _trust(_worker: object) -> Verdict:
-    """The check of a worker that needs none."""
-    return lambda: None
-
-
 @dataclass
 class Lane(Generic[W]):
     """A worker, how much it is given, and how it fares.
@@ -60,10 +55,10 @@ class Lane(Generic[W]):
         worker: Who works.
         name: For the log.
         limit: Tasks at once, at most.
-        first_pause_s: After the first failure in a row; doubles with each further one.
         check: Called with the worker before it is given tasks; raises what a task may raise. Gives
             what is called next, by whoever shares the work out, and raises where the worker is none
             to be trusted.
+        first_pause_s: After the first failure in a row; doubles with each further one.
         num_running: Tasks that are with it, its check among them.
         num_answers: Tasks that it did.
         faults: How often which reason was given.
@@ -78,8 +73,8 @@ class Lane(Generic[W]):
     worker: W
     name: str
     limit: int
+    check: Callable[[W], Verdict]
     first_pause_s: float = FIRST_PAUSE_S
-    check: Callable[[W], Verdict] = _trust
     num_running: int = 0
     num_answers: int = 0
     faults: Counter[str] = field(default_factory=Counter)

@@ -132,6 +132,20 @@ def slow(seconds):
     return fault
 
 
+def trickle(pause_s, start=b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"):
+    """A byte now and then behind `start`, a hundred of them, which end as no JSON."""
+
+    def fault(handler):
+        with contextlib.suppress(OSError):  # the client has gone
+            handler.wfile.write(start)
+            for _ in range(100):
+                handler.wfile.write(b" ")
+                time.sleep(pause_s)
+        handler.close_connection = True
+
+    return fault
+
+
 def forwarding(url):
     """Answers of another endpoint, whose address ends with /v1."""
 
@@ -142,21 +156,24 @@ def forwarding(url):
     return complete
 
 
-def answers_of(model):
-    """What an engine of the model answers; one request at a time."""
+def answers_of(model, tokenizer=None):
+    """What an engine of the model answers, one request at a time; text needs a tokenizer."""
     lock = threading.Lock()
 
     def complete(body):
+        prompt = body["prompt"]
+        if isinstance(prompt, str):
+            prompt = tokenizer(prompt, add_special_tokens=body["add_special_tokens"]).input_ids
         params = SamplingParams(
             max_new_tokens=body["max_tokens"],
             temperature=body["temperature"],
-            seed=body["seed"],
-            stop_token_ids=tuple(body["stop_token_ids"]),
+            seed=body.get("seed", 0),
+            stop_token_ids=tuple(body.get("stop_token_ids", ())),
         )
         with lock:
             engine = Engine(model, NoProposer(), max_rows=1, draft_length=0)
-            (result,) = engine.generate([Request("", body["prompt"], params)])
-        ids = {"prompt_token_ids": body["prompt"], "token_ids": result.token_ids}
+            (result,) = engine.generate([Request("", prompt, params)])
+        ids = {"prompt_token_ids": prompt, "token_ids": result.token_ids}
         return {"choices": [{"index": 0, "finish_reason": result.finish_reason, **ids}]}
 
     return complete

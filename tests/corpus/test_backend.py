@@ -18,6 +18,7 @@ from draftsmith.targets.loading import fits_memory
 from tests.faulty_endpoint import KEY, MODEL, FaultyEndpoint, answers_of
 from tests.tiny_target import save
 
+NUM_PROBES = 16
 CONFIG = CorpusConfig(
     sources=(SourceConfig(kind="bundled"),),
     eval_fraction=0.3,
@@ -69,19 +70,21 @@ def test_the_engine_here_is_the_default(opened, target, tokenizer):
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_endpoints_answer_as_the_engine_here(opened, target, monkeypatch, caplog, fits):
+def test_endpoints_answer_as_the_engine_here(opened, target, tokenizer, monkeypatch, caplog, fits):
     monkeypatch.setattr(backend, "fits_memory", lambda _identity: fits)
     monkeypatch.setenv("DRAFTSMITH_ENDPOINT_KEY", f" {KEY}\n")
     local_chat, engine = opened("local")
     (expected,) = [e.result for e in engine.stream([request_of(local_chat)]) if e.result]
-    with FaultyEndpoint(answers_of(target)) as server:
+    with FaultyEndpoint(answers_of(target, tokenizer)) as server:
         chat, decoder = opened("openai", f"{server.url}/")
         assert isinstance(decoder, EndpointDecoder)
         assert chat.stop_ids == local_chat.stop_ids
         (event,) = decoder.stream([request_of(chat)])
         assert {headers["Authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
         assert all(len(body["prompt"]) <= CONFIG.max_prompt_tokens for body in server.asked)
-        assert len(server.asked) == 4 + 1
+        num_texts = sum(isinstance(body["prompt"], str) for body in server.asked)
+        assert num_texts == (0 if fits else NUM_PROBES)
+        assert len(server.asked) == NUM_PROBES + num_texts + 1
     assert event.token_ids == expected.token_ids
     assert ("not_compared" in caplog.text) == (not fits)
 

@@ -257,6 +257,27 @@ def test_adding_prompts_leaves_the_old_ones_on_their_side_with_their_responses(b
         assert len(after) > len(before)
 
 
+def test_a_renamed_domain_reaches_the_corpus_and_nothing_is_decoded_again(
+    builder, sources, tmp_path
+):
+    phases, names = Phases(), ("file", "saved")
+    before = builder(*names, partial=tmp_path / "partial").build(tmp_path / "before")
+    again = builder(*names, partial=tmp_path / "partial", on_phase=phases)
+    renamed = (sources["file"], dataclasses.replace(sources["saved"], domain="anew"))
+    config = dataclasses.replace(again.config, sources=renamed)
+    after = dataclasses.replace(again, config=config).build(tmp_path / "after")
+    assert phases.totals == {"rollouts": 0}
+    assert after["digest"] == before["digest"]
+    domains = {"saved": "anew"}
+    assert rows(tmp_path / "after") == [
+        dataclasses.replace(row, domain=domains.get(row.domain, row.domain))
+        for row in rows(tmp_path / "before")
+    ]
+    for split, counts in before["prompts"].items():
+        new = {domains.get(name, name): count for name, count in counts.items()}
+        assert after["prompts"][split] == new
+
+
 def test_equal_prompts_of_two_sources_are_answered_once(builder, sources, tmp_path):
     twice = builder("file", "file").build(tmp_path / "twice")
     assert twice == builder("file").build(tmp_path / "once")

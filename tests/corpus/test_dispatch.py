@@ -12,7 +12,8 @@ from functools import partial
 import pytest
 
 from draftsmith.corpus import dispatch as module
-from draftsmith.corpus.dispatch import AllLeftOutError, Lane, TransientFault, dispatch
+from draftsmith.corpus.dispatch import AllLeftOutError, HopelessTaskError, dispatch
+from draftsmith.corpus.lanes import Lane, TransientFault
 
 PAUSE_S = 0.001
 MOST_FAILURES = 8
@@ -21,18 +22,30 @@ MOST_FAILURES = 8
 class Worker:
     """Squares numbers, but for the calls (from 1) that `fails` picks.
 
-    `gate` is waited for in every call, so that a test decides when calls end.
+    `gate` is waited for in every call, so that a test decides when calls end. `refuses` picks the
+    checks (from 1) that do not pass, `kind` is that of the faults of calls.
     """
 
-    def __init__(self, fails=lambda _call: False, gate=None):
-        self.fails, self.gate = fails, gate
+    def __init__(
+        self,
+        fails=lambda _call: False,
+        gate=None,
+        *,
+        refuses=lambda _check: False,
+        kind="failed",
+        verdict=lambda: None,
+    ):
+        self.fails, self.gate, self.refuses, self.kind = fails, gate, refuses, kind
+        self.verdict = verdict
         self.calls = []
-        self.num_running = self.most_running = 0
+        self.events = []
+        self.num_running = self.most_running = self.num_checks = 0
         self.lock = threading.Lock()
 
     def square(self, number):
         with self.lock:
             self.calls.append(number)
+            self.events.append(number)
             call = len(self.calls)
             self.num_running += 1
             self.most_running = max(self.most_running, self.num_running)
@@ -40,11 +53,20 @@ class Worker:
             if self.gate is not None:
                 assert self.gate.wait(60)
             if self.fails(call):
-                raise TransientFault("busy", f"call {call}")
+                raise TransientFault("fault", f"call {call}", kind=self.kind)
             return number * number
         finally:
             with self.lock:
                 self.num_running -= 1
+
+    def check(self):
+        with self.lock:
+            self.num_checks += 1
+            self.events.append("check")
+            check = self.num_checks
+        if self.refuses(check):
+            raise TransientFault("refused", f"check {check}", kind="away")
+        return self.verdict
 
 
 def when(condition, act):
@@ -62,8 +84,12 @@ def always(_call):
     return True
 
 
-def lane(worker, name="a", limit=3):
-    return Lane(worker, name, limit, PAUSE_S)
+def after(number):
+    return lambda call: call > number
+
+
+def lane(worker, name="a", limit=3, pause_s=PAUSE_S):
+    return Lane(worker, name, limit, Worker.check, pause_s)
 
 
 def squares(count):
@@ -85,7 +111,7 @@ def test_every_task_is_done_once_whoever_does_it():
 def test_nothing_to_do_asks_nobody():
     worker = Worker()
     assert list(dispatch([lane(worker)], [])) == []
-    assert worker.calls == []
+    assert worker.events == []
 
 
 def test_no_worker_gets_more_at_once_than_its_limit_and_none_stands_idle():
@@ -112,8 +138,8 @@ def test_a_task_that_failed_is_done_again_and_nothing_is_lost():
     worker = Worker(fails=lambda call: call % 3 == 0)
     one = lane(worker)
     assert Counter(dispatch([one], squares(40))) == EXPECTED
-    assert len(worker.calls) == 40 + one.faults["busy"]
-    assert one.faults["busy"] >= 19
+    assert len(worker.calls) == 40 + one.faults["fault"]
+    assert one.faults["fault"] >= 19
     assert not one.is_out
 
 
@@ -129,8 +155,8 @@ def test_who_fails_gets_a_pause_and_the_others_do_its_work(caplog):
     assert lanes[0].num_answers == 0
 
 
-def test_who_dies_in_the_middle_is_left_out():
-    dying, good = Worker(fails=lambda call: call > 10), Worker()
+def test_who_dies_in_the_middle_is_left_out(caplog):
+    dying, good = Worker(fails=after(10), refuses=after(1), kind="away"), Worker()
     gate = threading.Event()
     good.gate = gate
     lanes = [lane(dying, "dying"), lane(good, "good", limit=1)]
@@ -143,17 +169,7 @@ def test_who_dies_in_the_middle_is_left_out():
     assert lanes[0].is_out
     assert lanes[0].num_answers == 10
     assert len(good.calls) == 30
-
-
-def test_when_nobody_is_left_the_last_fault_of_each_is_told():
-    workers = [Worker(fails=always), Worker(fails=lambda call: call > 2)]
-    lanes = [lane(worker, name) for worker, name in zip(workers, "ab", strict=True)]
-    answers = dispatch(lanes, squares(40))
-    assert len([next(answers), next(answers)]) == 2
-    with pytest.raises(AllLeftOutError, match=r"^a: call \d+; b: call \d+$"):
-        next(answers)
-    with pytest.raises(AllLeftOutError):  # and they stay out
-        next(dispatch(lanes, squares(1)))
+    assert "endpoint=dying state=left_out fault=check" in caplog.text
 
 
 def test_any_other_failure_ends_the_work_at_once():
@@ -164,6 +180,75 @@ def test_any_other_failure_ends_the_work_at_once():
     with pytest.raises(ValueError, match="a bug"):
         list(dispatch([lane(worker, limit=1)], [*squares(3), fail, *squares(30)]))
     assert len(worker.calls) == 3
+
+
+class TestCheck:
+    def test_nothing_is_given_before_it_has_passed(self):
+        worker = Worker(refuses=lambda check: check < 3)
+        assert Counter(dispatch([lane(worker)], squares(40))) == EXPECTED
+        assert worker.events[:3] == ["check"] * 3
+        assert "check" not in worker.events[3:]
+
+    def test_it_is_made_once_for_all_work_of_a_worker_that_was_never_away(self):
+        worker = Worker(fails=lambda call: call % 3 == 0)
+        one = lane(worker)
+        for _ in range(2):
+            assert Counter(dispatch([one], squares(40))) == EXPECTED
+        assert worker.events.count("check") == 1
+
+    def test_who_was_away_is_checked_before_its_next_task(self):
+        worker = Worker(fails=lambda call: call == 5, kind="away")
+        assert Counter(dispatch([lane(worker, limit=1)], squares(8))) == Counter(
+            number * number for number in range(8)
+        )
+        assert worker.events == ["check", 0, 1, 2, 3, 4, "check", 5, 6, 7, 4]
+
+    def test_what_happened_while_the_caller_was_busy_is_noted_before_anything_is_begun(self):
+        gate = threading.Event()
+
+        def away(worker):
+            assert gate.wait(60)
+            raise TransientFault("fault", "away", kind="away")
+
+        worker = Worker()
+        answers = dispatch([lane(worker, limit=2)], [away, *squares(4)])
+        next(answers)
+        threads = [one for one in threading.enumerate() if one.daemon]
+        gate.set()
+        for thread in threads:
+            thread.join(0.5)
+        worker.events.append("goes on")
+        next(answers)
+        behind = worker.events[worker.events.index("goes on") + 1 :]
+        assert behind[0] == "check"
+        answers.close()
+
+    def test_what_it_leaves_to_be_judged_is_judged_in_the_callers_thread(self):
+        judges = []
+        worker = Worker(verdict=lambda: judges.append(threading.current_thread()))
+        assert Counter(dispatch([lane(worker)], squares(40))) == EXPECTED
+        assert judges == [threading.current_thread()]
+
+    def test_a_verdict_against_a_worker_ends_the_work_before_it_is_given_any(self):
+        def refuse():
+            raise ValueError("another one")
+
+        worker = Worker(verdict=refuse)
+        with pytest.raises(ValueError, match="another one"):
+            list(dispatch([lane(worker)], squares(3)))
+        assert worker.calls == []
+
+    def test_who_was_left_out_comes_back_when_it_passes(self, caplog):
+        caplog.set_level(logging.INFO)
+        away, good = Worker(refuses=lambda check: check <= MOST_FAILURES + 2), Worker()
+        lanes = [lane(away, "away"), lane(good, "good", limit=1)]
+        good.gate = gate = threading.Event()
+        when(lambda: away.calls, gate.set)
+        assert Counter(dispatch(lanes, squares(40))) == EXPECTED
+        assert lanes[0].num_answers >= 1
+        messages = [record.getMessage() for record in caplog.records]
+        assert sum("state=left_out" in message for message in messages) == 1
+        assert "endpoint=away state=back" in messages
 
 
 class Clock:
@@ -180,9 +265,14 @@ class Clock:
         self.now_s += seconds
 
 
-def test_a_worker_that_asks_for_time_is_left_alone_until_it_is_over(monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_a_worker_that_asks_for_time_is_left_alone_until_it_is_over(clock):
     asked_s = []
 
     def task(_worker):
@@ -191,69 +281,80 @@ def test_a_worker_that_asks_for_time_is_left_alone_until_it_is_over(monkeypatch)
             raise TransientFault("busy", "busy", wait_s=3000.0)
         return "done"
 
-    assert list(dispatch([lane(None)], [task])) == ["done"]
+    assert list(dispatch([lane(Worker())], [task])) == ["done"]
     assert asked_s == [100.0, 3100.0]
     assert clock.slept_s == [3000.0]
 
 
-class TestLane:
-    def fail(self, one, *, begun_s, now_s, wait_s=0.0, stretch=1.0):
-        fault = TransientFault("busy", "busy", wait_s=wait_s)
-        one.failed(fault, begun_s=begun_s, now_s=now_s, stretch=stretch)
+class TestNobodyLeft:
+    def test_the_last_fault_of_each_is_told_and_they_stay_out(self):
+        workers = [Worker(refuses=always), Worker(fails=after(2), refuses=after(1), kind="away")]
+        lanes = [lane(worker, name) for worker, name in zip(workers, "ab", strict=True)]
+        answers = dispatch(lanes, squares(40), patience_s=0.0)
+        assert len([next(answers), next(answers)]) == 2
+        with pytest.raises(AllLeftOutError, match=r"^a: check \d+; b: check \d+$"):
+            next(answers)
+        with pytest.raises(AllLeftOutError):
+            next(dispatch(lanes, squares(1), patience_s=0.0))
 
-    def test_pauses_double_until_an_answer_comes(self):
-        one, now_s = Lane(None, "a", 64, 0.5), 100.0
-        pauses = []
-        for _ in range(4):
-            self.fail(one, begun_s=now_s, now_s=now_s)
-            pauses.append(one.resumes_s - now_s)
-            now_s = one.resumes_s
-        assert pauses == pytest.approx([0.5, 1.0, 2.0, 4.0])
-        one.answered()
-        self.fail(one, begun_s=now_s, now_s=now_s, stretch=1.5)
-        assert one.resumes_s - now_s == pytest.approx(0.75)
+    def test_workers_that_answered_before_are_waited_for(self, clock):
+        """Ten minutes: a large model is loaded again."""
+        worker = Worker(fails=lambda call: call == 2, kind="away")
+        worker.refuses = lambda _check: 100.0 < clock.now_s < 700.0
+        assert Counter(dispatch([lane(worker, pause_s=0.5)], squares(40))) == EXPECTED
+        assert 700.0 <= clock.now_s < 800.0
 
-    def test_failures_of_requests_that_were_under_way_are_one(self):
-        one = Lane(None, "a", 64, 0.5)
-        for later in range(64):
-            self.fail(one, begun_s=10.0, now_s=11.0 + later / 1000)
-        assert one.num_failures == 1
-        assert one.resumes_s == pytest.approx(11.5)
-        assert one.faults.total() == 64
+    def test_for_a_quarter_of_an_hour(self, clock):
+        worker = Worker(fails=after(2), kind="away", refuses=after(1))
+        with pytest.raises(AllLeftOutError):
+            list(dispatch([lane(worker, pause_s=0.5)], squares(40)))
+        assert 1000.0 <= clock.now_s < 1100.0
 
-    def test_a_failure_in_the_next_wave_counts_and_the_eighth_in_a_row_is_the_last(self):
-        one = Lane(None, "a", 64, 0.5)
-        for wave in range(MOST_FAILURES):
-            assert not one.is_out
-            self.fail(one, begun_s=100.0 * wave, now_s=100.0 * wave + 1)
-        assert one.is_out
-        assert not one.has_room
+    def test_workers_that_never_answered_get_a_minute(self, clock):
+        worker = Worker(refuses=always)
+        with pytest.raises(AllLeftOutError):
+            list(dispatch([lane(worker, pause_s=0.5)], squares(40)))
+        assert 130.0 <= clock.now_s < 200.0
+        assert worker.calls == []
 
-    @pytest.mark.parametrize("begun_s", [100.0, 10.0])
-    def test_a_worker_that_asks_for_time_gets_it(self, begun_s):
-        one = Lane(None, "a", 64, 0.5)
-        self.fail(one, begun_s=50.0, now_s=100.0)
-        self.fail(one, begun_s=begun_s, now_s=100.0, wait_s=30.0)
-        assert one.resumes_s == pytest.approx(130.0)
-        self.fail(one, begun_s=99.0, now_s=100.5)
-        assert one.resumes_s == pytest.approx(130.0)
+    def test_a_worker_that_passes_its_check_and_does_nothing_is_given_up_as_well(self, clock):
+        def task(_worker):
+            raise TransientFault("busy", "no room", kind="busy")
 
-    def test_room_is_halved_by_failures_and_comes_back_with_answers(self):
-        one = Lane(None, "a", 8, 0.5)
-        for wave in range(2):
-            self.fail(one, begun_s=100.0 * wave, now_s=100.0 * wave)
-        one.num_running = 1
-        assert one.has_room
-        one.num_running = 2
-        assert not one.has_room
-        for _ in range(3):
-            one.answered()
-        assert one.has_room
-        one.num_running = 3
-        assert not one.has_room
-        for _ in range(200):
-            one.answered()
-        one.num_running = 7
-        assert one.has_room
-        one.num_running = 8
-        assert not one.has_room
+        with pytest.raises(AllLeftOutError, match="no room"):
+            list(dispatch([lane(Worker(), pause_s=0.5)], [task]))
+        assert 1000.0 <= clock.now_s < 1300.0
+
+
+def collect(source, into):
+    """Also what came before an error."""
+    for item in source:
+        into.append(item)
+
+
+class TestHopelessTask:
+    @pytest.mark.parametrize("kind", ["failed", "away"])
+    def test_it_is_named_once_the_others_are_done(self, kind):
+        def poison(_worker):
+            raise TransientFault("http_500", "it cannot", kind=kind)
+
+        lanes = [lane(Worker(), name) for name in "ab"]
+        tasks = squares(40)
+        tasks.insert(7, poison)
+        answers = []
+        with pytest.raises(HopelessTaskError, match="it cannot") as caught:
+            collect(dispatch(lanes, tasks), answers)
+        assert Counter(answers) == EXPECTED
+        assert caught.value.place == 7
+        assert caught.value.num_tries >= 10
+
+    def test_a_worker_without_room_says_nothing_of_the_task(self):
+        worker = Worker(fails=lambda call: call < 30, kind="busy")
+        assert list(dispatch([lane(worker)], squares(1))) == [0]
+
+    def test_nor_does_one_that_fails_its_check_as_well(self):
+        """The endpoint is broken, not the request: it is waited for."""
+        worker = Worker(fails=lambda call: call <= MOST_FAILURES)
+        worker.refuses = lambda check: 1 < check < 5
+        assert list(dispatch([lane(worker)], squares(1))) == [0]
+        assert worker.num_checks == 5

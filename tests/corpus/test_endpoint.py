@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from draftsmith.corpus.dispatch import TransientFault
 from draftsmith.corpus.endpoint import Endpoint
+from draftsmith.corpus.lanes import TransientFault
 from draftsmith.decoding import Request, SamplingParams
 from draftsmith.errors import CorpusError
 from tests.faulty_endpoint import (
@@ -20,6 +20,7 @@ from tests.faulty_endpoint import (
     hang_up,
     slow,
     status,
+    trickle,
 )
 
 VOCAB_SIZE = 50
@@ -104,26 +105,28 @@ def test_an_answer_is_its_ids_and_how_it_ended(ask, ids, reason, finish):
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"),
+    ("fault", "reason", "kind"),
     [
-        (status(429), "http_429"),
-        (status(500), "http_500"),
-        (status(502, "<html>bad gateway</html>"), "http_502"),
-        (status(503), "http_503"),
-        (status(408), "http_408"),
-        (broken_json, "broken_body"),
-        (status(200, "[1]"), "broken_body"),
-        (status(200, ""), "broken_body"),
-        (cut_body, "connection"),
-        (hang_up, "connection"),
-        (slow(3.0), "timeout"),
+        (status(429), "http_429", "busy"),
+        (status(500), "http_500", "failed"),
+        (status(502, "<html>bad gateway</html>"), "http_502", "away"),
+        (status(503), "http_503", "away"),
+        (status(408), "http_408", "busy"),
+        (broken_json, "broken_body", "failed"),
+        (status(200, "[1]"), "broken_body", "failed"),
+        (status(200, ""), "broken_body", "failed"),
+        (cut_body, "connection", "away"),
+        (hang_up, "connection", "away"),
+        (slow(3.0), "timeout", "away"),
+        (trickle(0.1), "timeout", "away"),
+        (trickle(0.1, b"HTTP/1.1 200 OK\r\nX-Slow: "), "timeout", "away"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_may_pass_is_worth_another_try(ask, fault, reason):
+def test_what_may_pass_is_worth_another_try(ask, fault, reason, kind):
     with pytest.raises(TransientFault) as caught:
-        ask(plan=lambda _number: fault, timeout_s=0.5)
-    assert caught.value.reason == reason
+        ask(plan=lambda _number: fault, timeout_s=0.5 if reason == "timeout" else 20.0)
+    assert (caught.value.reason, caught.value.kind) == (reason, kind)
     assert caught.value.wait_s == 0
     assert caught.value.found
 
@@ -133,7 +136,7 @@ def test_nobody_there_is_worth_another_try():
     server.stop()
     with pytest.raises(TransientFault) as caught:
         Endpoint(server.url, MODEL, VOCAB_SIZE, 1.0).complete(REQUEST)
-    assert caught.value.reason == "connection"
+    assert (caught.value.reason, caught.value.kind) == ("connection", "away")
 
 
 def test_an_answer_that_the_server_gave_up_is_worth_another_try(ask):
@@ -255,3 +258,40 @@ def test_a_model_that_is_not_listed_is_refused_with_those_that_are():
         assert MODEL in caught.value.expected
         assert server.url in caught.value.what
         Endpoint(server.url, "base", VOCAB_SIZE, 5.0).require_model()
+
+
+class TestText:
+    @pytest.fixture
+    def read(self):
+        """`read(complete, plan=)` -> how the endpoint reads a text, and the server."""
+
+        def run(complete=None, **options):
+            with FaultyEndpoint(complete or answering(choice()), **options) as server:
+                endpoint = Endpoint(server.url, MODEL, VOCAB_SIZE, 5.0, KEY)
+                return endpoint.ids_of("some words"), server
+
+        return run
+
+    def test_it_is_asked_for_without_anything_added_and_its_ids_are_given(self, read):
+        ids, server = read()
+        assert ids == PROMPT
+        assert server.asked == [
+            {
+                "model": MODEL,
+                "prompt": "some words",
+                "add_special_tokens": False,
+                "max_tokens": 1,
+                "temperature": 0.0,
+                "return_token_ids": True,
+            }
+        ]
+
+    def test_an_endpoint_that_does_not_take_it_says_nothing(self, read):
+        assert read(plan=lambda _number: status(400, "unknown field"))[0] is None
+
+    def test_nor_does_one_that_shows_no_ids(self, read):
+        assert read(answering(choice(prompt_token_ids=None)))[0] is None
+
+    def test_one_that_is_away_is_asked_another_time(self, read):
+        with pytest.raises(TransientFault):
+            read(plan=lambda _number: status(503))

@@ -10,12 +10,12 @@ import threading
 from collections import Counter
 
 import pytest
-import torch
 
 from draftsmith.artifacts import digest_directory
 from draftsmith.corpus.build import CorpusBuilder
 from draftsmith.corpus.dataset import read_split
 from draftsmith.corpus.endpoint import Endpoint
+from draftsmith.corpus.endpoint_check import EndpointCheck, Probe
 from draftsmith.corpus.endpoint_decoder import EndpointDecoder
 from draftsmith.corpus.settings import CorpusConfig, SourceConfig
 from draftsmith.decoding import Engine, NoProposer, Request, SamplingParams
@@ -52,9 +52,9 @@ def prompts_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def sound(target):
+def sound(target, tokenizer):
     """Answers of the target, by a model of its own: the test's thread decodes too."""
-    return answers_of(copy.deepcopy(target))
+    return answers_of(copy.deepcopy(target), tokenizer)
 
 
 @pytest.fixture
@@ -74,24 +74,26 @@ def serve(sound):
 @pytest.fixture(scope="module")
 def probes(chat):
     params = SamplingParams(max_new_tokens=8, stop_token_ids=chat.stop_ids)
-    texts = [text for _, text, _ in conversations("home")[-NUM_PROBES:]]
-    ids = [chat.tokenizer(f"<|user|>{text}<|end|><|assistant|>").input_ids for text in texts]
-    return [Request(f"probe-{place}", one, params) for place, one in enumerate(ids)]
+    made = []
+    for place, (_, text, _) in enumerate(conversations("home")[-NUM_PROBES:]):
+        ids = chat.tokenizer(f"<|user|>{text}<|end|><|assistant|>").input_ids
+        words = chat.tokenizer(text, add_special_tokens=False).input_ids
+        made.append(Probe(Request(f"probe-{place}", ids, params), text, words))
+    return made
 
 
 @pytest.fixture
 def decoder(target, probes):
     """`decoder(server, ...)`: asks these endpoints."""
 
-    def make(*servers, reference=target, timeout_s=20.0, max_requests=ROWS):
+    def make(*servers, fits=True, timeout_s=20.0, max_requests=ROWS, patience_s=0.0):
         size = target.get_input_embeddings().num_embeddings
-        endpoints = [Endpoint(one.url, MODEL, size, timeout_s, KEY) for one in servers]
         return EndpointDecoder(
-            endpoints,
+            [Endpoint(one.url, MODEL, size, timeout_s, KEY) for one in servers],
             max_requests=max_requests,
-            probes=probes,
-            reference=reference,
+            check=EndpointCheck(probes, (lambda: target) if fits else None),
             first_pause_s=PAUSE_S,
+            patience_s=patience_s,
         )
 
     return make
@@ -172,8 +174,8 @@ def files(folder):
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def planned(number):
-    """Every second completion behind the probes fails, each time otherwise."""
+def planned(server):
+    """Of the responses every second one fails the first time, each otherwise."""
     faults = [
         status(429, Retry_After="0.01"),
         status(500, KEY),
@@ -183,14 +185,24 @@ def planned(number):
         hang_up,
         slow(1.5),
     ]
-    is_faulty = number > NUM_PROBES and number % 2 == 0
-    return faults[number // 2 % len(faults)] if is_faulty else None
+    seen = set()
+
+    def plan(number):
+        wanted = set(asked_for([server.asked[number - 1]]))
+        with server.lock:
+            is_new = not wanted <= seen
+            seen.update(wanted)
+            count = len(seen)
+        return faults[count // 2 % len(faults)] if is_new and count % 2 else None
+
+    return plan
 
 
 def test_faults_of_an_endpoint_cost_time_and_nothing_else(build, decoder, serve, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     build("sound", decoder(serve()))
-    server = serve(plan=planned)
+    server = serve()
+    server.plan = planned(server)
     build("faulty", decoder(server, timeout_s=1.0))
     assert digest_directory(tmp_path / "faulty") == digest_directory(tmp_path / "sound")
     answered = asked_for(server.answered)
@@ -290,65 +302,83 @@ def test_self_written_prompts_come_from_the_endpoints_too(build, decoder, serve,
     assert len({body["seed"] for body in written}) == 16
 
 
+def backwards(tokenizer):
+    """Another tokenizer of the same vocabulary."""
+    return lambda text, **options: tokenizer(text[::-1], **options)
+
+
 class TestCheck:
-    def refused(self, decoder, request):
+    def refused(self, decoder, *requests):
         with pytest.raises(CorpusError) as caught:
-            list(decoder.stream([request]))
+            list(decoder.stream(requests))
         return caught.value
 
     @pytest.fixture
     def request_(self, probes):
-        return dataclasses.replace(probes[0], request_id="a")
+        return dataclasses.replace(probes[0].request, request_id="a")
 
-    def test_an_endpoint_of_another_target_is_named_before_any_work(
+    def test_an_endpoint_of_another_target_is_named_and_gets_no_work(
         self, decoder, serve, tokenizer, request_
     ):
         other = serve(answers_of(small_model(tokenizer)))
-        error = self.refused(decoder(serve(), other), request_)
+        error = self.refused(decoder(other), request_)
         assert other.url in error.what
-        assert "other greedy answers to 2 of 2 prompts" in error.found
+        assert "nats a token" in error.found
         assert len(other.asked) == NUM_PROBES
 
-    def test_near_ties_of_the_target_are_allowed(self, target, decoder, serve, probes, request_):
-        """Two tokens with one embedding row tie exactly in the target."""
-        tied = copy.deepcopy(target)
-        engine = Engine(tied, NoProposer(), max_rows=ROWS, draft_length=0)
-        plain = [result.token_ids for result in engine.generate(probes)]
-        common, twin = plain[0][0], 9
-        assert all(twin not in ids for ids in plain)
-        with torch.no_grad():
-            weight = tied.get_input_embeddings().weight
-            weight[twin] = weight[common]
-        low, high = sorted((common, twin))
-        answers = answers_of(copy.deepcopy(tied))
+    def test_nor_does_one_that_comes_back_as_another(
+        self, build, decoder, serve, tokenizer, tmp_path
+    ):
+        """Killed and started again with another checkpoint, under the same name."""
+        server, other = serve(), answers_of(small_model(tokenizer))
 
-        def other_choice(body):
-            answer = answers(body)
-            ids = answer["choices"][0]["token_ids"]
-            answer["choices"][0]["token_ids"] = [high if i == low else i for i in ids]
-            return answer
+        def killed(number):
+            if number != NUM_PROBES + 4:
+                return None
+            server.complete = other
+            return hang_up
 
-        server = serve(other_choice)
-        (event,) = decoder(server, reference=tied).stream([request_])
-        assert high in event.token_ids
+        server.plan = killed
+        with pytest.raises(CorpusError) as caught:
+            build("corpus", decoder(server, max_requests=1), partial="kept")
+        assert server.url in caught.value.what
+        assert "nats a token" in caught.value.found
+        assert asked_for(server.answered).total() == 3
+        assert asked_for(server.asked[-NUM_PROBES:]).total() == 0
+        build("sound", decoder(serve()))
+        build("corpus", decoder(serve()), partial="kept")
+        assert digest_directory(tmp_path / "corpus") == digest_directory(tmp_path / "sound")
 
-    def test_where_the_target_does_not_fit_the_round_trip_of_ids_is_checked(
+    def test_where_the_target_does_not_fit_its_tokenizer_and_the_round_trip_of_ids_are_checked(
         self, decoder, serve, tokenizer, request_, caplog
     ):
-        other = answers_of(small_model(tokenizer))
-        (event,) = decoder(serve(other), reference=None).stream([request_])
+        model = small_model(tokenizer)
+        (event,) = decoder(serve(answers_of(model, tokenizer)), fits=False).stream([request_])
         assert event.token_ids
-        assert "not_compared" in caplog.text
+        assert "probes=not_compared" in caplog.text
+        assert "tokenizer=not_compared" not in caplog.text
+        server = serve(answers_of(model, backwards(tokenizer)))
+        error = self.refused(decoder(server, fits=False), request_)
+        assert server.url in error.what
+        assert "another tokenizer" in error.found
 
         def another_prompt(body):
-            answer = other(body)
+            answer = answers_of(model, tokenizer)(body)
             answer["choices"][0]["prompt_token_ids"] = [0, *body["prompt"]]
             return answer
 
         server = serve(another_prompt)
-        error = self.refused(decoder(server, reference=None), request_)
+        error = self.refused(decoder(server, fits=False), request_)
         assert server.url in error.what
         assert "another prompt" in error.found
+
+    def test_an_endpoint_that_takes_no_text_is_told(self, decoder, serve, sound, request_, caplog):
+        def ids_alone(body):
+            return (400, "no text") if isinstance(body["prompt"], str) else sound(body)
+
+        server = serve(ids_alone)
+        assert len(list(decoder(server, fits=False).stream([request_]))) == 1
+        assert f"endpoint={server.url} tokenizer=not_compared" in caplog.text
 
     def test_a_model_of_another_name_is_refused(self, decoder, serve, request_):
         error = self.refused(decoder(serve(models=("base",))), request_)
@@ -372,3 +402,41 @@ class TestCheck:
         for request in requests:
             assert len(list(one.stream([request]))) == 1
         assert len(server.asked) == NUM_PROBES + len(requests)
+
+
+def test_an_endpoint_that_is_away_for_a_while_is_waited_for(build, decoder, serve, tmp_path):
+    """It fails more often in a row than an endpoint may that others stand in for."""
+    build("sound", decoder(serve()))
+    away = range(NUM_PROBES + 4, NUM_PROBES + 4 + 15)
+    server = serve(plan=lambda number: hang_up if number in away else None)
+    build("corpus", decoder(server, patience_s=60.0))
+    assert digest_directory(tmp_path / "corpus") == digest_directory(tmp_path / "sound")
+
+
+def test_a_request_that_always_fails_is_named_and_the_others_are_kept(
+    build, decoder, serve, tmp_path
+):
+    build("sound", decoder(serve()))
+    poison = rows(tmp_path / "sound")[5]
+
+    def sick():
+        server = serve()
+
+        def plan(number):
+            body = server.asked[number - 1]
+            asked = body["prompt"], body["temperature"]
+            return status(500) if asked == (poison.prompt_ids, poison.temperature) else None
+
+        server.plan = plan
+        return server
+
+    with pytest.raises(CorpusError) as caught:
+        build("corpus", decoder(sick(), sick()), partial="kept")
+    assert poison.key in caught.value.what
+    assert "HTTP 500" in caught.value.found
+    assert str(poison.prompt_ids[-1]) in caught.value.found
+    assert "finished responses are kept" in caught.value.remedy
+    well = serve()
+    build("corpus", decoder(well), partial="kept")
+    assert set(asked_for(well.asked)) == {(tuple(poison.prompt_ids), poison.temperature)}
+    assert digest_directory(tmp_path / "corpus") == digest_directory(tmp_path / "sound")

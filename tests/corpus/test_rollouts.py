@@ -134,6 +134,17 @@ def test_jobs_that_are_added_are_the_only_ones_decoded(make, jobs, unbroken, tmp
     assert rollouts == unbroken
 
 
+def test_a_kept_rollout_has_the_domain_that_its_prompt_has_now(make, jobs, unbroken, tmp_path):
+    make(jobs, tmp_path)
+    renamed = [dataclasses.replace(job, domain=f"{job.domain} anew") for job in jobs]
+    rollouts, decoded = make(renamed, tmp_path)
+    assert decoded == []
+    assert rollouts == [
+        dataclasses.replace(rollout, domain=job.domain)
+        for rollout, job in zip(unbroken, renamed, strict=True)
+    ]
+
+
 def test_kept_rollouts_that_nobody_asks_for_are_left_out(make, jobs, unbroken, tmp_path):
     make(jobs, tmp_path)
     assert make(jobs[:2], tmp_path) == (unbroken[:2], [])

@@ -60,9 +60,11 @@ def test_the_signal_cache_has_the_size_of_its_files(config_of, tmp_path, dtype):
 
 
 @pytest.mark.parametrize("name", list(ALL))
-def test_a_checkpoint_has_the_size_of_its_files(config_of, tmp_path, name):
+@pytest.mark.parametrize("patience", [0, 9])
+def test_a_checkpoint_has_the_size_of_its_files(config_of, tmp_path, name, patience):
     wide = {"hidden_size": 128}
-    job = make_job(config_of(**wide), steps=3, checkpoint_steps=2)
+    options = {"early_stop_patience": patience, "early_stop_steps": 1}
+    job = make_job(config_of(**wide), steps=3, checkpoint_steps=2, **options)
     target, recipe = make_target(**wide), ALL[name]
     ids = torch.arange(recipe.vocabulary_size)
     layers = {"student": (0, 2), "eagle": (1, 2, 2), "medusa": ()}[name]
@@ -76,12 +78,17 @@ def test_a_checkpoint_has_the_size_of_its_files(config_of, tmp_path, name):
         OnlineSignals(target, layers if name == "eagle" else ()),
         config=job.config,
         checkpoints=checkpoints,
+        held_out=(1,) if patience else (),
     )
-    state = (checkpoints / "step-00000002" / "state.safetensors").stat().st_size
+    found = (checkpoints / "step-00000002").glob("*.safetensors")
+    sizes = {path.name: path.stat().st_size for path in found}
     report = plan(job, {name: recipe}, NO_RATES)
-    planned = entry_of(report, name)["sizes"]["checkpoint"]
-    assert planned == pytest.approx(state, rel=0.1)
-    assert report["disk"]["checkpoints"] == planned  # one is written before the last step
+    planned = {"state.safetensors": entry_of(report, name)["sizes"]["checkpoint"]}
+    if patience:
+        planned["best.safetensors"] = entry_of(report, name)["sizes"]["trained"]
+    assert sizes == {file: pytest.approx(size, rel=0.1) for file, size in planned.items()}
+    # One is written before the last step.
+    assert report["disk"]["checkpoints"] == sum(planned.values())
 
 
 def test_two_checkpoints_are_there_while_one_replaces_the_other(config_of):

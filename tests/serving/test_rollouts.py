@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from draftsmith.corpus.endpoint import Endpoint
+from draftsmith.corpus.endpoint_check import EndpointCheck, Probe
 from draftsmith.corpus.endpoint_decoder import EndpointDecoder
 from draftsmith.corpus.rollouts import Limits, RolloutJob, ShardStore, roll_out
 from draftsmith.decoding import Engine, NoProposer, Request, SamplingParams
@@ -38,16 +39,25 @@ def jobs(pair):
 def make(pair, reference, jobs, tmp_path):
     """`make(folder name, *urls)` -> rollouts; without urls by the engine here."""
     stop_ids = pair.stop_token_ids()
+    tokenizer = pair.target.tokenizer
 
-    def run(name, *urls, key=""):
+    def probes(params):
+        return [
+            Probe(
+                Request(f"probe-{job.prompt_id}", job.prompt_ids, params),
+                question,
+                tokenizer(question, add_special_tokens=False).input_ids,
+            )
+            for job, question in zip(jobs[:3], QUESTIONS, strict=False)
+        ]
+
+    def run(name, *urls, key="", fits=True):
         size = reference.get_input_embeddings().num_embeddings
         params = SamplingParams(max_new_tokens=NUM_TOKENS, stop_token_ids=stop_ids)
-        probes = [Request(f"probe-{job.prompt_id}", job.prompt_ids, params) for job in jobs[:3]]
         decoder = EndpointDecoder(
             [Endpoint(url, NAME, size, 30.0, key) for url in urls],
             max_requests=6,
-            probes=probes,
-            reference=reference,
+            check=EndpointCheck(probes(params), (lambda: reference) if fits else None),
             first_pause_s=0.002,
         )
         if not urls:
@@ -67,6 +77,12 @@ def test_greedy_rollouts_are_those_of_the_engine_here(make, server):
     assert greedy(there) == greedy(here) != []
     assert [rollout.key for rollout in there] == [rollout.key for rollout in here]
     assert [rollout.response_ids for rollout in there] != [rollout.response_ids for rollout in here]
+
+
+def test_a_target_that_does_not_fit_is_known_by_its_tokenizer(make, server, caplog):
+    assert make("unseen", f"{server.url}/v1", fits=False)
+    assert "probes=not_compared" in caplog.text
+    assert "tokenizer=not_compared" not in caplog.text
 
 
 def test_faults_between_change_no_rollout(make, server, jobs):

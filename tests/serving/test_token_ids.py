@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from types import SimpleNamespace
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
+from draftsmith.serving.parameters import encode
+from draftsmith.serving.schema import CompletionRequest
 from tests.serving.service import NAME, QUESTIONS, chat, post
 
 STOP = " in the"
@@ -71,6 +76,20 @@ def test_completions_tell_the_ids_of_each_choice(server, prompts):
         assert joined(chunks, index, "prompt_token_ids") == prompts[index // 2]
 
 
+def test_a_text_is_read_with_the_special_tokens_of_its_tokenizer_or_without(pair):
+    tokenizer = copy.deepcopy(pair.target.tokenizer)
+    first, known = tokenizer.eos_token, tokenizer.eos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A", special_tokens=[(first, known)]
+    )
+    target = SimpleNamespace(tokenizer=tokenizer, model=pair.target.model)
+    served = SimpleNamespace(pair=SimpleNamespace(target=target))
+    words = tokenizer(QUESTIONS[0], add_special_tokens=False).input_ids
+    for given, expected in (({}, [known, *words]), ({"add_special_tokens": False}, words)):
+        body = CompletionRequest.model_validate(completion(QUESTIONS[0], **given))
+        assert encode(body, served) == [expected]
+
+
 def test_ids_hold_what_the_text_does_not_show(server, pair, prompts):
     body = completion(prompts[0], max_tokens=100)
     (choice,) = asked(server, body, "/v1/completions")["choices"]
@@ -118,6 +137,7 @@ def test_an_answer_ends_with_a_stop_id_of_the_callers_own(server, prompts):
         ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
         ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
         ({"return_token_ids": 1}, "return_token_ids"),
+        ({"add_special_tokens": 0}, "add_special_tokens"),
     ],
     ids=str,
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -139,7 +139,8 @@ def roll_out(
         decoder: Decodes them.
         jobs: What is wanted.
         limits: Shared by all.
-        store: Finished responses; those found there are not made again.
+        store: Finished responses; those found there are not made again. Their domains, which no
+            response depends on, are those of `jobs`.
         on_start: Called with the number of missing responses; returns what is called with every
             event of the decoder.
 
@@ -147,7 +148,11 @@ def roll_out(
         DraftsmithError: Of the decoder; what it finished is stored, as it is whatever ends this.
     """
     wanted = {job.key: job for job in jobs}
-    finished = {rollout.key: rollout for rollout in store.read() if rollout.key in wanted}
+    finished = {
+        rollout.key: replace(rollout, domain=wanted[rollout.key].domain)
+        for rollout in store.read()
+        if rollout.key in wanted
+    }
     missing = [job for job in jobs if job.key not in finished]
     _LOG.info("rollouts_found=%d rollouts_missing=%d", len(finished), len(missing))
     try:

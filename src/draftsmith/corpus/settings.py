@@ -60,7 +60,7 @@ class CorpusConfig:
         backend: Who answers: local, the engine here, or openai, endpoints that serve the target.
         endpoints: Addresses of OpenAI-compatible APIs, up to and including /v1.
         endpoint_model: The target's name there.
-        endpoint_timeout_s: For one answer of an endpoint.
+        endpoint_timeout_s: For a whole answer of an endpoint.
     """
 
     sources: tuple[SourceConfig, ...]

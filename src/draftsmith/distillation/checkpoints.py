@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,9 @@ from torch import Tensor, nn
 
 from draftsmith.artifacts import atomic_directory, flush, keep_only, write_text
 from draftsmith.distillation.early_stop import EarlyStop
-from draftsmith.distillation.processes import join
+from draftsmith.distillation.processes import join, of_all
 from draftsmith.distillation.settings import DistillConfig
+from draftsmith.errors import ArtifactError
 
 _LOG = logging.getLogger(__name__)
 _STATE, _HISTORY = "state.safetensors", "history.json"
@@ -109,18 +111,26 @@ class Run:
     def resume(self) -> int:
         """Load the newest checkpoint that can be read; returns the finished steps.
 
-        One of an older version, which held other files, is none. Without any the training begins
-        afresh.
+        All processes call it together. One of an older version, which held other files, is none.
+        Without any the training begins afresh.
+
+        Raises:
+            ArtifactError: Not all processes find the same one.
         """
+        step = self._load_newest()
+        _require_one(of_all(step), self._folder)
+        if step:
+            _LOG.info("resumed_at_step=%d of=%d", step, self._config.steps)
+        return step
+
+    def _load_newest(self) -> int:
         for state in sorted(self._folder.glob(f"step-*/{_STATE}"), reverse=True):
             try:
                 self._load(state.parent)
             except (SafetensorError, ValueError, OSError) as error:
                 _LOG.warning("unreadable_checkpoint=%s reason=%s", state.parent, error)
                 continue
-            step = int(state.parent.name.removeprefix("step-"))
-            _LOG.info("resumed_at_step=%d of=%d", step, self._config.steps)
-            return step
+            return int(state.parent.name.removeprefix("step-"))
         return 0
 
     def _load(self, folder: Path) -> None:
@@ -171,3 +181,18 @@ class Run:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+
+
+def _require_one(steps: Sequence[int], folder: Path) -> None:
+    """Processes at unlike steps would wait for one another for ever."""
+    if len(set(steps)) > 1:
+        raise ArtifactError(
+            f"resuming the training in {folder}",
+            found=", ".join(
+                f"step {step} in {count} of {len(steps)} processes"
+                for step, count in sorted(Counter(steps).items())
+            ),
+            expected="one checkpoint, which all processes find",
+            remedy="put the project folder on a file system that all machines see; where it is on "
+            "one, its listings were stale: run again",
+        )

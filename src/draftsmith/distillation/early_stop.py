@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from draftsmith.artifacts import digest_json, write_text
 from draftsmith.distillation.batches import TrainingSequence, collate
+from draftsmith.distillation.processes import of_all
 from draftsmith.distillation.signals import SignalSource
 from draftsmith.errors import CorpusError
 
@@ -85,8 +86,13 @@ class EarlyStop:
         return alphas.index(max(alphas))
 
     def judge(self, step: int) -> bool:
-        """Evaluate after `step` steps; says whether the training should end."""
-        self.evaluations.append({"step": float(step), "alpha": self._alpha()})
+        """Evaluate after `step` steps; says whether the training should end.
+
+        All processes call it together, and what the main one measured counts in all of them: they
+        may round differently, and one that ended alone would leave the others waiting.
+        """
+        alpha = of_all(self._alpha())[0]
+        self.evaluations.append({"step": float(step), "alpha": alpha})
         num_worse = len(self.evaluations) - 1 - self.best
         if num_worse == 0:
             self._weights = {name: p.detach().to("cpu", copy=True) for name, p in self._trained()}

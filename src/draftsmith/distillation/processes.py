@@ -14,9 +14,11 @@ import tempfile
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import gather_object
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -26,12 +28,20 @@ from draftsmith.decoding.features import decoder_layers
 
 _LONGEST_WAIT = timedelta(days=1)  # for the target's signals, which the main process computes
 _FSDP = "ACCELERATE_USE_FSDP"
+T = TypeVar("T")
 
 
 def join() -> PartialState:
     """This process among the others; each takes its own device."""
     divides_target()
     return PartialState(cpu=not torch.cuda.is_available(), timeout=_LONGEST_WAIT)
+
+
+def of_all(value: T) -> list[T]:
+    """The value of every process, in their order; all processes call it together."""
+    join()
+    values: list[T] = gather_object([value])
+    return values
 
 
 @functools.cache

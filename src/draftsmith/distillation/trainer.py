@@ -92,7 +92,8 @@ def distill(  # noqa: PLR0913  live objects of one training run
 
     Raises:
         CorpusError: No position is masked, or the loss is not finite.
-        ArtifactError: The disk refused a checkpoint; the one before it stays.
+        ArtifactError: The disk refused a checkpoint; the one before it stays. Or not all processes
+            find the same one to go on from.
     """
     optimization = _Optimization(objective, config)
     early_stop = optimization.early_stop(sequences, held_out, signals)
@@ -175,7 +176,7 @@ class _Optimization:
     def early_stop(
         self, sequences: Sequence[TrainingSequence], held_out: Sequence[int], signals: SignalSource
     ) -> EarlyStop | None:
-        """The judge of this training; every process judges for itself, and alike."""
+        """The judge of this training; all processes measure, since a divided target asks for it."""
         if not held_out:
             return None
         return EarlyStop(

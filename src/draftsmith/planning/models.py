@@ -78,7 +78,8 @@ class DraftSizes:
         copies: Rows of the target that a training holds once more.
         served: What a decoder holds besides the target.
         cache: Keys, values and features of a decoder.
-        checkpoint: One checkpoint of the training: trained weights and optimizer.
+        checkpoint: One checkpoint of the training: trained weights and optimizer; early stopping
+            adds the best weights.
         stored: The finished draft on disk.
     """
 

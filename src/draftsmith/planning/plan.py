@@ -58,12 +58,15 @@ def plan(job: Job, recipes: Mapping[str, TrainedConfig], rates: Rates) -> dict[s
 
 def _disk(job: Job, target: TargetSizes, plans: Sequence[RecipePlan]) -> dict[str, int]:
     """Bytes that a run has on disk at its fullest; recipes share one cache of signals."""
-    saved = (job.config.steps - 1) // job.config.checkpoint_steps
+    config = job.config
+    saved = (config.steps - 1) // config.checkpoint_steps
+    is_judged = config.early_stop_patience > 0  # a checkpoint then holds the best weights, too
+    parts = [plan.draft.checkpoint + is_judged * plan.draft.trained for plan in plans]
     disk = {
         "target_snapshot": target.weights if job.is_copied else 0,
         "signal_cache": max(plan.signal_cache()["total_bytes"] or 0 for plan in plans),
         # The next one is written before the last one goes.
-        "checkpoints": min(2, saved) * max(plan.draft.checkpoint for plan in plans),
+        "checkpoints": min(2, saved) * max(parts),
         "drafts": sum(plan.draft.stored for plan in plans),
     }
     return disk | {"total": sum(disk.values())}

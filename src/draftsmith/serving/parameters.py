@@ -66,7 +66,8 @@ def _prompts(body: Body, served: ServedPair) -> list[list[int]]:
     vocab_size = _vocab_size(served)
     for prompt in body.prompts:
         if isinstance(prompt, str):
-            ids = list(served.pair.target.tokenizer(prompt).input_ids)
+            tokenizer, is_added = served.pair.target.tokenizer, body.add_special_tokens
+            ids = list(tokenizer(prompt, add_special_tokens=is_added).input_ids)
         else:
             ids = prompt
         if not ids:

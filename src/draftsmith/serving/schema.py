@@ -232,6 +232,9 @@ class CompletionRequest(SamplingFields):
     max_tokens: int | None = Field(default=16, ge=1, lt=_INT_31)
     logprobs: int | None = Field(default=None, ge=0, le=_MAX_TOP)
     echo: Literal[False] = False
+    add_special_tokens: bool = Field(
+        default=True, description="Whether the tokenizer may add its own to a prompt that is text."
+    )
     best_of: int | None = None
 
     @model_validator(mode="after")

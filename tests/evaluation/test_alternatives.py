@@ -21,8 +21,12 @@ from draftsmith.evaluation.alternatives import (
     same_greedy_tokens,
 )
 from draftsmith.evaluation.arms import Contestants
+from draftsmith.evaluation.deadline import Deadline
 from draftsmith.evaluation.int8 import Int8Linear, can_be_int8, with_int8_linears
-from draftsmith.evaluation.trials import conversations
+from draftsmith.evaluation.trial_plan import conversations
+from tests.evaluation.clock import Clock
+
+GROUP_S = 1.0  # that a batch is expected to take
 
 
 @pytest.fixture
@@ -139,8 +143,11 @@ def test_a_workload_that_mostly_reads_is_judged_by_how_fast_prompts_are_read():
 def measure(target, drafts, stop_ids, greedy, tmp_path):
     """Measure all schemes at two batch sizes within so many seconds."""
     pair = Contestants(target, drafts["trimmed"], stop_ids=(), lookup_length=2)
-    run = AlternativeRun(pair, partial(conversations, greedy, 16), greedy, 6, tmp_path)
-    return partial(run.run, {1: Lengths(2, 2), 2: Lengths(1, 0)})
+    run = AlternativeRun(
+        pair, partial(conversations, greedy, 16), greedy, 6, lambda _size: GROUP_S, tmp_path
+    )
+    lengths = {1: Lengths(2, 2), 2: Lengths(1, 0)}
+    return lambda seconds: run.run(lengths, Deadline.after(seconds, Clock()))
 
 
 def test_every_scheme_is_measured_alone_and_with_drafts_at_every_batch_size(measure):
@@ -158,10 +165,31 @@ def test_every_scheme_is_measured_alone_and_with_drafts_at_every_batch_size(meas
     assert served["same_greedy_tokens"] == 1.0
 
 
-def test_without_time_the_most_telling_scheme_is_measured_and_the_others_say_so(measure):
+def test_without_time_nothing_is_measured_and_every_scheme_says_so(measure):
     entries = measure(seconds=0.0)
-    assert [entry["scheme"] for entry in entries] == ["int8", "int8", "bfloat16", "float32"]
-    assert all("budget" in entry["left_out"] for entry in entries[2:])
+    assert [entry["scheme"] for entry in entries] == list(SCHEMES)
+    assert all("budget for batches of 1, 2" in entry["left_out"] for entry in entries)
+    assert pays_instead(entries, 1, 0.1) is None
+
+
+def test_what_was_measured_before_needs_no_time(measure):
     whole = measure(seconds=30.0)
-    assert whole[:2] == entries[:2]
     assert measure(seconds=0.0) == whole
+
+
+def test_a_group_that_began_in_time_is_the_last(target, drafts, greedy, tmp_path):
+    clock = Clock(step=1.0)
+    pair = Contestants(target, drafts["trimmed"], stop_ids=(), lookup_length=2)
+    run = AlternativeRun(
+        pair, partial(conversations, greedy, 16), greedy, 6, lambda _size: GROUP_S, tmp_path
+    )
+    entries = run.run({1: Lengths(1, 0)}, Deadline.after(15.0, clock))
+    assert entries[0]["scheme"] == "int8"
+    assert entries[0]["ratio"]["num_prompts"] < 8
+    assert "budget" in entries[-1]["left_out"]
+
+
+def test_an_alternative_is_named_only_where_it_surely_beats_the_drafts_too():
+    entries = [entry("int8", 1, 1.3, 1.5)]
+    assert pays_instead(entries, 1, 0.0, least=1.29)["scheme"] == "int8"
+    assert pays_instead(entries, 1, 0.0, least=1.31) is None

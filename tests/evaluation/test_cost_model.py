@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from draftsmith.decoding import Tree
@@ -14,6 +16,7 @@ from draftsmith.evaluation.cost_model import (
     conditional_acceptance,
     expected_accepted,
     expected_tokens,
+    iid_speedup,
     predicted_speedup,
     speedup_of,
     survival,
@@ -207,3 +210,20 @@ def test_texts_spread_as_far_as_their_rounds_do_not_explain():
     assert Survival.recorded(evaluated_texts([1.55, 1.6, 1.65], 20), 0).spread == 0
     assert Survival.recorded(evaluated_texts([1.3, 1.9], 10**6), 0).spread == 0
     assert apart.copying(0).spread == apart.spread
+
+
+def test_the_textbooks_formula_knows_one_rate_and_one_cost_ratio():
+    costs = ForwardCosts(10.0, 1.0, {1: 10.0, 2: 50.0, 3: 90.0})
+    assert iid_speedup(0.5, 2, costs) == pytest.approx(1.75 / 1.2)
+    assert iid_speedup(0.5, 0, costs) == 1.0
+    at_once = dataclasses.replace(costs, drafts_at_once=True)
+    assert iid_speedup(0.5, 2, at_once) == pytest.approx(1.75 / 1.1)
+    rate = Survival.recorded(
+        {
+            "survival": {"0.0": [0.4]},
+            "copied": {"0.0": {"share": 0.0, "survival": []}},
+            "alpha": {"0.0": {"mean": 0.35}},
+        },
+        0.0,
+    ).alpha
+    assert rate == 0.35

@@ -27,6 +27,8 @@ MEASURED = {
         {"batch_size": 8, "draft_length": 1, "speedup": 1.1, "baseline_tokens_per_s": 400.0},
     ],
 }
+COPYING = MEASURED | {"lookup_length": 2}
+COPIED = {"share": 0.25, "survival": [0.8, 0.5, 0.4]}
 SERVICE = Service(tokens_per_day=36e6, price_per_hour=2.0, training_hours=5.0)
 
 
@@ -101,6 +103,19 @@ def test_a_new_draft_has_paid_when_it_saved_its_device_hours():
     assert found.break_even_days == pytest.approx(found.cost / found.saved_per_day)
 
 
+def test_copies_from_the_text_do_not_age():
+    found = outcome(COPYING, SERVICE, fresh=0.5, aged=0.0, copied=COPIED)
+    of_copies = 1 + 0.8 + 0.5
+    new, old = (0.75 * predicted_tau(alpha, 2) + 0.25 * of_copies for alpha in (0.5, 0.0))
+    assert found.speedup == pytest.approx((1.5, 1.5 * old / new))
+    only_copies = COPIED | {"share": 1.0}
+    kept = outcome(COPYING, SERVICE, fresh=0.5, aged=0.0, copied=only_copies)
+    assert kept.saved_per_day == pytest.approx(0.0)
+    assert outcome(MEASURED, SERVICE, fresh=0.5, aged=0.0, copied=COPIED) == outcome(
+        MEASURED, SERVICE, fresh=0.5, aged=0.0
+    ), "it is measured without copies"
+
+
 def test_it_never_pays_where_the_old_draft_is_as_good():
     assert outcome(MEASURED, SERVICE, fresh=0.5, aged=0.5).break_even_days is None
     slow = dataclasses.replace(SERVICE, batch_size=64)
@@ -124,7 +139,9 @@ def project(root, store, tmp_path):
     write_text(root / "build" / "config.yaml", SECTION)
     for target, alpha in (("t1", "0.5000"), ("t2", "0.4000")):
         draft_dir, evidence = make_files(tmp_path / "files" / target, "d1")
-        write_json(evidence["benchmark.json"], MEASURED)
+        write_json(evidence["benchmark.json"], COPYING)
+        evidence["evaluation.json"] = draft_dir.parent / "evaluation.json"
+        write_json(evidence["evaluation.json"], {"copied": {"0.0": COPIED}})
         found = store.register(
             make_record(target, "d1"),
             draft_dir,
@@ -149,7 +166,7 @@ def test_the_command_prices_the_champion_by_the_registrys_history(project):
     assert found["retention"] == pytest.approx(0.8)
     assert found["alpha"] == pytest.approx([0.5, 0.4])
     assert [entry["alpha"] for entry in found["alpha_by_updates"]] == [0.5, 0.4]
-    expected = outcome(MEASURED, SERVICE, fresh=0.5, aged=0.4, own=0.4)
+    expected = outcome(COPYING, SERVICE, fresh=0.5, aged=0.4, own=0.4, copied=COPIED)
     assert found["break_even_days"] == pytest.approx(expected.break_even_days)
     later = json.loads(run(project, "--updates", "3", "--json").stdout)
     assert later["break_even_days"] < found["break_even_days"]

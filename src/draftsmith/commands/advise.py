@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,18 +19,21 @@ from draftsmith.commands.common import (
     seconds_of,
     write_json,
 )
+from draftsmith.errors import EvidenceError
+from draftsmith.evaluation.deadline import Deadline
+from draftsmith.registry.advice_table import ADVICE, SCHEMA
 from draftsmith.report.terminal import advice_tables, alternatives_table, prediction_line
 
 if TYPE_CHECKING:
+    from draftsmith.corpus.rollouts import Rollout
     from draftsmith.evaluation.advice import Plan
     from draftsmith.registry.generation import Pair
 
-ADVICE = Path("reports/advice.json")
 _PARTIAL = Path("build/partial/advise")
 _CORPUS = Path("data/corpus")
-_NEW_TOKENS = (16, 64, 256)
+_NEW_TOKENS = (16, 64, 256, 512)
 _SHORTEST_CONTEXT = 64
-_SCHEMA = 2
+_PARTIAL_SCHEMA = 3  # of kept measurements: since 3 they say how long each took
 
 
 @reported
@@ -47,19 +51,23 @@ def advise(  # noqa: PLR0913  a command's options
 ) -> None:
     """Say for which workloads speculation pays on this machine, and with which lengths."""
     seconds = seconds_of(budget)
+    deadline = Deadline.after(seconds)
     from draftsmith.evaluation.advice import Plan  # noqa: PLC0415  torch is slow to import
     from draftsmith.registry.generation import LONGEST  # noqa: PLC0415
     from draftsmith.registry.loading import load_pair  # noqa: PLC0415
 
     uri = pair or f"models:/{open_store(root).name}@champion"
+    loaded = load_pair(uri, root=root, device=device)
     plan = Plan(
         batch_sizes=_quadrupled(1, max_batch),
         contexts=_quadrupled(min(_SHORTEST_CONTEXT, max_context), max_context),
         new_tokens=_NEW_TOKENS,
         longest=LONGEST,
-        seconds=seconds,
+        deadline=deadline,
+        measured_on=_decoded_prompts(loaded.evidence.get("evaluation", {})),
     )
-    report = _report(load_pair(uri, root=root, device=device), plan, root)
+    report = _report(loaded, plan, root)
+    report |= {"budget_s": seconds, "taken_s": seconds - deadline.left_s}
     artifacts.write_json(root / ADVICE, report)
     if as_json:
         write_json(report)
@@ -77,26 +85,60 @@ def _quadrupled(first: int, last: int) -> tuple[int, ...]:
     return tuple(sorted({*points, last}))
 
 
+def _decoded_prompts(evaluated: Mapping[str, Any]) -> frozenset[str]:
+    """Prompts that the evaluation decoded, so that survival rests on them."""
+    prompts: Sequence[Mapping[str, Any]] = evaluated.get("prompts", ())
+    return frozenset(prompt["prompt_id"] for prompt in prompts if prompt.get("num_rounds"))
+
+
 def _report(pair: Pair, plan: Plan, root: Path) -> dict[str, Any]:
     from draftsmith.console import count_phase  # noqa: PLC0415  torch is slow to import
-    from draftsmith.corpus.dataset import read_split  # noqa: PLC0415
     from draftsmith.evaluation.advice import advice_report  # noqa: PLC0415
     from draftsmith.evaluation.profiling import Grid, cost_key  # noqa: PLC0415
 
+    digest, rollouts = _greedy_answers(pair, root / _CORPUS)
+    survivals = pair.survivals()
+    trees = {tree.parents for survived in survivals.values() for tree in survived.trees}
     grid = Grid(plan.batch_sizes, plan.contexts, max(plan.longest) + 1)
-    key = cost_key(pair.record.digest, pair.target.model, grid) | {"schema": _SCHEMA}
+    key = cost_key(pair.record.digest, pair.target.model, grid) | {
+        "schema": _PARTIAL_SCHEMA,
+        "corpus": digest,
+        "trees": sorted(trees),
+        "measured_on": sorted(plan.measured_on),
+    }
     found = advice_report(
         pair.contestants(),
-        pair.survivals(),
-        [row for row in read_split(root / _CORPUS, "eval") if row.temperature == 0],
+        survivals,
+        rollouts,
         plan=plan,
         folder=root / _PARTIAL / artifacts.short(artifacts.digest_json(key)),
         on_phase=count_phase,
     )
     return {
-        "schema": _SCHEMA,
+        "schema": SCHEMA,
         "pair_digest": pair.record.digest,
         "device": provenance.device(),
         "provenance": provenance.collect(),
         **found,
     }
+
+
+def _greedy_answers(pair: Pair, folder: Path) -> tuple[str, list[Rollout]]:
+    """The corpus's digest, and the target's own answers to its eval prompts at temperature 0.
+
+    Raises:
+        EvidenceError: The corpus is of another target, whose token ids may mean other words.
+    """
+    from draftsmith.corpus.dataset import read_facts, read_split  # noqa: PLC0415  slow to import
+
+    facts = read_facts(folder)
+    if facts["target_digest"] != pair.record.target_digest:
+        raise EvidenceError(
+            f"reading the prompts in {folder}",
+            found=f"a corpus of target {facts['target_digest']}",
+            expected=f"the corpus of target {pair.record.target_digest}, the pair's",
+            remedy="run `dvc repro` on the pair's target, or advise on a pair of the corpus's: "
+            "`draftsmith pairs` lists them",
+        )
+    rollouts = [row for row in read_split(folder, "eval") if row.temperature == 0]
+    return facts["digest"], rollouts

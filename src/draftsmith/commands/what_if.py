@@ -55,10 +55,15 @@ def what_if(  # noqa: PLR0913  a command's options
     fresh = alpha_when_new(drafts, champion.pair.draft_digest) or own
     aged = _aged_alpha(drafts, fresh, updates) if alpha is None else alpha
     folder = store.fetch(champion.pair, root / CHAMPIONS)
-    measured = _optional(folder / "evidence" / "benchmark.json")
+    measured, evaluated = (
+        _optional(folder / "evidence" / f"{name}.json") for name in ("benchmark", "evaluation")
+    )
+    copied = evaluated.get("copied", {}).get(str(float(measured.get("temperature", 0.0))))
     service = Service(tokens_per_day, price, training_hours, batch)
     found = report(
-        drafts, outcome(measured, service, fresh=fresh, aged=aged, own=own), updates=updates
+        drafts,
+        outcome(measured, service, fresh=fresh, aged=aged, own=own, copied=copied),
+        updates=updates,
     )
     if as_json:
         write_json(found)

@@ -2,14 +2,14 @@
 
 Costs are measured on a grid of batch sizes and contexts, workloads are priced with them, and
 predictions are held against workloads that are really decoded. Their errors are the error bars.
-Where no draft pays, another dtype or int8 weights may: they are measured beside.
+Beside drafts another dtype or int8 weights may pay: they are measured, too. All of it ends at a
+deadline, and what there was no time for is told.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,25 +18,21 @@ from typing import Any
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.decoding import Lengths
 from draftsmith.errors import EvidenceError
-from draftsmith.evaluation.alternatives import INT8, SCHEMES, AlternativeRun, pays_instead
+from draftsmith.evaluation.advice_record import advice_record, cost_records
+from draftsmith.evaluation.alternatives import SCHEMES, AlternativeRun
 from draftsmith.evaluation.arms import Contestants
 from draftsmith.evaluation.benchmark import OnPhase, silent
-from draftsmith.evaluation.ceilings import Ceilings, ModelSize, bound, measure_ceilings
+from draftsmith.evaluation.best_choice import Advice, advise
+from draftsmith.evaluation.ceilings import Ceilings, ModelSize, measure_ceilings
 from draftsmith.evaluation.cost_model import Survival
+from draftsmith.evaluation.deadline import Deadline
 from draftsmith.evaluation.sweep import Axes, CostSweep
-from draftsmith.evaluation.trials import (
-    Trial,
-    TrialRun,
-    check,
-    conversations,
-    error_bar,
-    plan_trials,
-    summary,
-)
-from draftsmith.evaluation.workload import Advice, DeviceCosts, Workload, advise
+from draftsmith.evaluation.trial_plan import conversations, plan_trials, unseen
+from draftsmith.evaluation.trials import Trial, TrialRun, check, error_bar, summary
+from draftsmith.evaluation.workload import NOTHING, DeviceCosts, Workload, expected_ms
 
-_COST_SHARE = 0.3  # of the budget; what is left of it goes to the trials
-_ALTERNATIVE_SHARE = 0.15
+_COST_SHARE = 0.3  # of the time; what is left behind the next goes to the trials
+_ALTERNATIVE_SHARE = 0.25  # of what is left then
 _ALTERNATIVE_TOKENS = 32
 _FALLBACK = Lengths(1, 0)  # drafted on an alternative where nothing pays on the served target
 
@@ -48,16 +44,18 @@ class Plan:
     Attributes:
         batch_sizes: Rows in flight, ascending.
         contexts: Tokens of prompts, ascending.
-        new_tokens: Tokens of answers.
+        new_tokens: Tokens of answers, ascending.
         longest: Longest draft and copy.
-        seconds: Budget.
+        deadline: When all has to be done.
+        measured_on: Ids of the prompts that survival was measured on: trials decode others.
     """
 
     batch_sizes: tuple[int, ...]
     contexts: tuple[int, ...]
     new_tokens: tuple[int, ...]
     longest: Lengths
-    seconds: float
+    deadline: Deadline
+    measured_on: Collection[str] = ()
 
 
 def advice_report(
@@ -81,57 +79,57 @@ def advice_report(
         on_phase: As the benchmark stage's.
 
     Raises:
-        EvidenceError: Acceptance was not measured.
+        EvidenceError: Acceptance was not measured, or the models hold too few positions.
     """
     _require_measured(survivals)
-    drafted = min(plan.longest.draft, pair.draft.max_draft_length)
-    plan = replace(plan, longest=plan.longest._replace(draft=drafted))
-    end = time.monotonic() + plan.seconds
-    target = pair.target
-    axes = Axes(plan.batch_sizes, _held(plan, pair))
-    cells = len(axes.rows) * len(axes.contexts)
-    sweep = CostSweep(target, pair.draft, axes, max(plan.longest) + 1, folder)
-    costs = sweep.run(seconds=_COST_SHARE * plan.seconds, on_done=on_phase("costs", cells))
+    asked, plan = plan, _within_reach(plan, pair)
+    ceilings = measure_ceilings(pair.target.device, pair.target.dtype)
+    costs = _costs(pair, survivals, plan, folder, on_phase)
     advices = [
         advise(workload, costs, survivals[workload.temperature], longest=plan.longest)
-        for workload in _workloads(costs, plan.new_tokens, list(survivals))
+        for workload in _workloads(costs, plan.new_tokens, sorted(survivals))
     ]
-    alternatives = _alternatives(pair, rollouts, advices, plan=plan, folder=folder).run(
-        _lengths(advices, axes.rows),
-        seconds=_ALTERNATIVE_SHARE * plan.seconds,
+    alternatives = _alternatives(pair, rollouts, costs, plan=plan, folder=folder).run(
+        _lengths(advices, costs.rounds.rows),
+        plan.deadline.part(_ALTERNATIVE_SHARE),
         on_done=on_phase("alternatives", len(SCHEMES)),
     )
-    planned = plan_trials(costs, survivals, new_tokens=plan.new_tokens[0], longest=plan.longest)
-    trials = check(
-        _trials(pair, rollouts, folder),
-        planned,
-        seconds=end - time.monotonic(),
-        on_done=on_phase("trials", len(planned)),
-    )
-    return _report(pair, costs, advices, alternatives, trials)
+    planned = plan_trials(costs, survivals, new_tokens=plan.new_tokens, longest=plan.longest)
+    texts = unseen(rollouts, plan.measured_on)
+    done = on_phase("trials", len(planned))
+    trials = check(_trial_run(pair, texts, folder), planned, plan.deadline, on_done=done)
+    found = _report(pair, costs, ceilings, advices, alternatives, trials)
+    found["prediction"]["on_unseen_prompts"] = len(texts) < len(rollouts)
+    return found | {"left_out": _left_out(asked, plan, costs)}
+
+
+def _trial_run(pair: Contestants, texts: Sequence[Rollout], folder: Path) -> TrialRun:
+    def contestants(temperature: float) -> Contestants:
+        return replace(pair, temperature=temperature, stop_ids=())
+
+    return TrialRun(contestants, partial(conversations, texts), folder)
 
 
 def _report(
     pair: Contestants,
     costs: DeviceCosts,
+    ceilings: Ceilings,
     advices: Sequence[Advice],
     alternatives: Sequence[Mapping[str, Any]],
     trials: Sequence[Trial],
 ) -> dict[str, Any]:
-    error = error_bar(trials)
-    ceilings = measure_ceilings(pair.target.device, pair.target.dtype)
-    size = ModelSize.of(pair.target)
+    error, size = error_bar(trials), ModelSize.of(pair.target)
     return {
         "ceilings": asdict(ceilings),
         "target_size": asdict(size),
         "draft_size": asdict(ModelSize.of(pair.draft.model)),
         "served_dtype": str(pair.target.dtype).removeprefix("torch."),
-        "measured_costs": _cost_records(costs, size, ceilings),
+        "measured_costs": cost_records(costs, size, ceilings),
         "judging_ms": asdict(costs.judging),
         "alternatives": [dict(entry) for entry in alternatives],
         "prediction": summary(trials),
         "trials": [trial.record() for trial in trials],
-        "workloads": [_advice_record(advice, error, costs, alternatives) for advice in advices],
+        "workloads": [advice_record(advice, error, costs, alternatives) for advice in advices],
     }
 
 
@@ -145,48 +143,78 @@ def _require_measured(survivals: Mapping[float, Survival]) -> None:
         )
 
 
-def _held(plan: Plan, pair: Contestants) -> tuple[int, ...]:
-    """The contexts that both models hold, with an answer behind them."""
+def _within_reach(plan: Plan, pair: Contestants) -> Plan:
+    """The same with what both models hold and the draft drafts.
+
+    Answers that would leave less than half of the positions to the prompt are left out, unless it
+    is the shortest.
+    """
     limits = [
         int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 30))
         for model in (pair.target, pair.draft.model)
     ]
-    most = min(limits) - max(plan.new_tokens) - max(plan.longest) - 1
-    return tuple(sorted({min(context, most) for context in plan.contexts}))
+    drafted = min(plan.longest.draft, pair.draft.max_draft_length)
+    longest = plan.longest._replace(draft=drafted)
+    room = min(limits) - max(longest) - 1
+    answers = tuple(n for n in plan.new_tokens if 2 * n <= room) or plan.new_tokens[:1]
+    most = room - max(answers)
+    if most < 1:
+        raise EvidenceError(
+            "pricing workloads",
+            found=f"models that hold {min(limits)} tokens",
+            expected=f"room for a prompt, an answer of {answers[0]} tokens and a round of "
+            f"{max(longest)} drafts",
+            remedy="measure such a pair with `draftsmith measure`, which decodes short answers",
+        )
+    contexts = tuple(sorted({min(context, most) for context in plan.contexts}))
+    return replace(plan, contexts=contexts, new_tokens=answers, longest=longest)
+
+
+def _costs(
+    pair: Contestants,
+    survivals: Mapping[float, Survival],
+    plan: Plan,
+    folder: Path,
+    on_phase: OnPhase,
+) -> DeviceCosts:
+    axes = Axes(plan.batch_sizes, plan.contexts)
+    trees = {tree for survived in survivals.values() for tree in survived.trees}
+    nodes = [tree.num_nodes_with(plan.longest.copy) for tree in trees]
+    width = max(*plan.longest, *nodes) + 1
+    return CostSweep(pair.target, pair.draft, axes, width, folder).run(
+        plan.deadline.part(_COST_SHARE),
+        on_done=on_phase("costs", len(axes.rows) * len(axes.contexts)),
+    )
 
 
 def _workloads(
     costs: DeviceCosts, new_tokens: Sequence[int], temperatures: Sequence[float]
 ) -> Iterator[Workload]:
     rounds = costs.rounds
-    for cell in itertools.product(rounds.rows, rounds.contexts, new_tokens, sorted(temperatures)):
+    for cell in itertools.product(rounds.rows, rounds.contexts, new_tokens, temperatures):
         yield Workload(*cell)
-
-
-def _trials(pair: Contestants, rollouts: Sequence[Rollout], folder: Path) -> TrialRun:
-    return TrialRun(
-        lambda temperature, copy: replace(
-            pair, temperature=temperature, lookup_length=copy, stop_ids=()
-        ),
-        partial(conversations, rollouts),
-        folder,
-    )
 
 
 def _alternatives(
     pair: Contestants,
     rollouts: Sequence[Rollout],
-    advices: Sequence[Advice],
+    costs: DeviceCosts,
     *,
     plan: Plan,
     folder: Path,
 ) -> AlternativeRun:
-    context = min(advice.workload.context for advice in advices)
+    context, tokens = costs.rounds.contexts[0], min(_ALTERNATIVE_TOKENS, max(plan.new_tokens))
+
+    def group_s(size: int) -> float:
+        workload = Workload(size, context, tokens, temperature=0.0)
+        return expected_ms(workload, NOTHING, costs, Survival(())) / 1000
+
     return AlternativeRun(
         replace(pair, temperature=0.0, stop_ids=()),
         partial(conversations, rollouts, context),
         rollouts,
-        min(_ALTERNATIVE_TOKENS, max(plan.new_tokens)),
+        tokens,
+        group_s,
         folder,
     )
 
@@ -200,59 +228,24 @@ def _lengths(advices: Sequence[Advice], rows: Sequence[int]) -> dict[int, Length
     for size in sorted({rows[0], rows[-1]}):
         at_size = [advice for advice in advices if advice.workload.batch_size == size]
         first = min(at_size, key=lambda a: (a.workload.temperature, a.workload.context))
-        found[size] = first.lengths if first.lengths.draft else _FALLBACK
+        draft, copy, _ = first.choice
+        found[size] = Lengths(draft, copy) if draft else _FALLBACK
     return found
 
 
-def verdict(speedup: float, error: float) -> str:
-    """Whether to speculate: yes and no only where the error bar leaves no doubt."""
-    if speedup / (1 + error) > 1:
-        return "speculate"
-    return "about even" if speedup > 1 else "do not speculate"
-
-
-def _advice_record(
-    advice: Advice, error: float, costs: DeviceCosts, alternatives: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    told, instead = verdict(advice.speedup, error), None
-    if advice.lengths.draft == 0:
-        reading = _reading_share(advice, costs)
-        instead = pays_instead(alternatives, advice.workload.batch_size, reading)
-    if instead is not None:
-        told = "quantise instead" if instead["scheme"] == INT8 else "change the dtype instead"
-    return {
-        **asdict(advice.workload),
-        "verdict": told,
-        "instead": instead,
-        "draft_length": advice.lengths.draft,
-        "copy_length": advice.lengths.copy,
-        "speedup": advice.speedup,
-        "tokens_per_s": advice.tokens_per_s,
-        "plain_tokens_per_s": advice.plain_tokens_per_s,
-        "break_even_alpha": advice.break_even,
-        "free_positions": advice.free_positions,
+def _left_out(asked: Plan, plan: Plan, costs: DeviceCosts) -> list[str]:
+    """What was asked for and is not told, and why."""
+    rounds = costs.rounds
+    late = {
+        "batches of": sorted({*plan.batch_sizes} - {*rounds.rows}),
+        "prompts of": sorted({*plan.contexts} - {*rounds.contexts}),
     }
-
-
-def _reading_share(advice: Advice, costs: DeviceCosts) -> float:
-    """Share of a workload's time without speculation that goes into reading its prompts."""
-    workload = advice.workload
-    tokens = workload.batch_size * workload.new_tokens
-    read = costs.prefill_at(rows=workload.batch_size, context=workload.context)
-    return min(1.0, read.target * advice.plain_tokens_per_s / (1000 * tokens))
-
-
-def _cost_records(costs: DeviceCosts, size: ModelSize, ceilings: Ceilings) -> list[dict[str, Any]]:
-    return [
-        {
-            "batch_size": rows,
-            "context": context,
-            **asdict(cell),
-            "prefill_ms": asdict(costs.prefill[rows, context]),
-            "bound": {
-                width: bound(size, ceilings, rows=rows, width=width, context=context)
-                for width in cell.verify_ms
-            },
-        }
-        for (rows, context), cell in costs.rounds.cells.items()
+    long = sorted({*asked.new_tokens} - {*plan.new_tokens})
+    told = [
+        f"{what} {', '.join(map(str, sizes))}: no time left of the budget"
+        for what, sizes in late.items()
+        if sizes
     ]
+    if long:
+        told.append(f"answers of {', '.join(map(str, long))} tokens: the models hold too few")
+    return told

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from draftsmith.artifacts import read_json, write_json
 from draftsmith.corpus.rollouts import Rollout
 from draftsmith.decoding import Lengths
 from draftsmith.evaluation.arms import Contestants
+from draftsmith.evaluation.deadline import Deadline
 from draftsmith.evaluation.int8 import can_be_int8, with_int8_linears
 from draftsmith.evaluation.sweep import OnDone
 from draftsmith.evaluation.timing import Arm, Timings, interleave, speed_ratio
@@ -31,6 +31,7 @@ INT8 = "int8"
 SCHEMES = (INT8, "bfloat16", "float32")  # most telling first
 _MOST_GROUPS = 8
 _FEWEST_GROUPS = 2
+_MOST_ARMS = 3
 _COMPARED = 24  # answers whose tokens are compared
 
 Groups = Iterator[list[list[int]]]
@@ -45,6 +46,7 @@ class AlternativeRun:
         prompts: Real texts of one length, in a circle; called anew for each measurement.
         greedy: The served target's greedy answers.
         new_tokens: Of each answer.
+        group_s: Seconds that the served target is expected to take for a batch of that size.
         folder: Where finished measurements are kept.
     """
 
@@ -52,63 +54,66 @@ class AlternativeRun:
     prompts: Callable[[], Iterator[list[int]]]
     greedy: Sequence[Rollout]
     new_tokens: int
+    group_s: Callable[[int], float]
     folder: Path
 
     def run(
         self,
         lengths: Mapping[int, Lengths],
+        deadline: Deadline,
         *,
-        seconds: float,
         on_done: OnDone = lambda _done: None,
     ) -> list[dict[str, Any]]:
         """One entry a scheme and batch size; a scheme that cannot be measured says why.
 
         Args:
             lengths: Draft and copy lengths by batch size.
-            seconds: Budget, spread evenly. Each is decoded on two groups of prompts at least; the
-                first scheme is always measured.
+            deadline: The time until then is spread evenly. Each is decoded on two groups of prompts
+                at least, or left out where these would take too long.
             on_done: Called with 1 after each scheme.
         """
         entries: list[dict[str, Any]] = []
-        end = time.monotonic() + seconds
-        each_s = seconds / (len(SCHEMES) * len(lengths))
-        for scheme in SCHEMES:
+        for place, scheme in enumerate(SCHEMES):
             reason = left_out(self.pair.target, scheme)
-            is_late = bool(entries) and time.monotonic() > end
-            if reason is None and is_late and not self._is_kept(scheme, lengths):
-                reason = "no time left of the budget"
             if reason is not None:
                 entries.append({"scheme": scheme, "left_out": reason})
             else:
-                entries += self._measured(scheme, lengths, each_s)
+                entries += self._measured(scheme, lengths, deadline, len(SCHEMES) - place)
             on_done(1)
         return entries
 
     def _path(self, scheme: str, size: int, at: Lengths) -> Path:
         return self.folder / f"alternative-{scheme}-{size}-{at.draft}-{at.copy}.json"
 
-    def _is_kept(self, scheme: str, lengths: Mapping[int, Lengths]) -> bool:
-        return all(self._path(scheme, *item).exists() for item in lengths.items())
-
     def _measured(
-        self, scheme: str, lengths: Mapping[int, Lengths], seconds: float
+        self, scheme: str, lengths: Mapping[int, Lengths], deadline: Deadline, num_schemes: int
     ) -> list[dict[str, Any]]:
         model: PreTrainedModel | None = None
         same: float | None = None
         entries: list[dict[str, Any]] = []
-        for size, at in lengths.items():
+        late: list[int] = []
+        for place, (size, at) in enumerate(lengths.items()):
             path = self._path(scheme, size, at)
+            least_s = _MOST_ARMS * (1 + _FEWEST_GROUPS) * self.group_s(size)
+            if not path.exists() and not deadline.allows(least_s):
+                late.append(size)
+                continue
             if not path.exists():
                 if model is None:
                     model = as_scheme(self.pair.target, scheme)
                     same = same_greedy_tokens(model, self.greedy[:_COMPARED])
+                part = deadline.part(1 / (num_schemes * len(lengths) - place))
                 entry = {"scheme": scheme, "same_greedy_tokens": same}
-                write_json(path, entry | self._compare(model, size, at, seconds=seconds))
+                write_json(path, entry | self._compare(model, size, at, part))
             entries.append(read_json(path))
+        if late:
+            batches = ", ".join(map(str, late))
+            reason = f"no time left of the budget for batches of {batches}"
+            entries.append({"scheme": scheme, "left_out": reason})
         return entries
 
     def _compare(
-        self, model: PreTrainedModel, size: int, at: Lengths, *, seconds: float
+        self, model: PreTrainedModel, size: int, at: Lengths, deadline: Deadline
     ) -> dict[str, Any]:
         other = replace(self.pair, target=model, lookup_length=at.copy)
         arms: dict[str, Arm] = {
@@ -118,7 +123,7 @@ class AlternativeRun:
         is_served = model is self.pair.target
         if not is_served:
             arms["other"] = other.engine(0, max_new_tokens=self.new_tokens, batch_size=size)
-        timings = interleave(arms, self._groups(size, seconds))
+        timings = interleave(arms, self._groups(size, deadline))
         alone = timings["served" if is_served else "other"]
         return {
             "batch_size": size,
@@ -131,12 +136,11 @@ class AlternativeRun:
             "keeps_the_targets_law": is_served,
         }
 
-    def _groups(self, size: int, seconds: float) -> Groups:
+    def _groups(self, size: int, deadline: Deadline) -> Groups:
         """Groups of prompts until the time is over."""
-        end = time.monotonic() + seconds
         circle = self.prompts()
         for index in range(_MOST_GROUPS):
-            if index >= _FEWEST_GROUPS and time.monotonic() > end:
+            if index >= _FEWEST_GROUPS and deadline.left_s < 0:
                 return
             yield list(itertools.islice(circle, size))
 
@@ -204,15 +208,16 @@ def same_greedy_tokens(model: PreTrainedModel, greedy: Sequence[Rollout]) -> flo
 
 
 def pays_instead(
-    entries: Sequence[Mapping[str, Any]], batch_size: int, reading: float
+    entries: Sequence[Mapping[str, Any]], batch_size: int, reading: float, *, least: float = 1.0
 ) -> dict[str, Any] | None:
-    """The fastest alternative without drafts that surely beats the served target; None if none.
+    """The fastest alternative without drafts that surely beats what is there; None if none.
 
     Args:
         entries: What `AlternativeRun` found.
         batch_size: Of a workload. Between two measured sizes the larger one counts, beyond all of
             them the largest.
         reading: Share of the served target's time that goes into reading the workload's prompts.
+        least: Speed to be beaten, over that of the served target without drafts.
 
     Returns:
         Its `scheme` and `ratio`: what was measured of reading and of decoding, by their shares.
@@ -226,7 +231,7 @@ def pays_instead(
         for entry in entries
         if entry.get("batch_size") == size and not entry["keeps_the_targets_law"]
     ]
-    faster = [entry for entry in found if entry["ratio"]["low"] > 1]
+    faster = [entry for entry in found if entry["ratio"]["low"] > least]
     return max(faster, key=lambda entry: entry["ratio"]["mean"], default=None)
 
 

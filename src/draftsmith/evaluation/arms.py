@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from draftsmith.evaluation.guesses import served_trees
 from draftsmith.evaluation.timing import Arm
 
 _PADDING = 0
+_LEAST_NGRAM = 2  # that a pair copies behind, by the default of `LookupFirstProposer`
 
 
 def twin(model: PreTrainedModel, attention: str = "sdpa") -> PreTrainedModel:
@@ -45,6 +46,11 @@ def twin(model: PreTrainedModel, attention: str = "sdpa") -> PreTrainedModel:
     other = copy.deepcopy(model, memo)
     other.set_attn_implementation(attention)
     return other
+
+
+def copies_alone() -> PromptLookupProposer:
+    """What a pair proposes where it drafts nothing: the copies that it makes beside its drafts."""
+    return PromptLookupProposer(min_ngram=_LEAST_NGRAM)
 
 
 class EngineArm:
@@ -154,6 +160,14 @@ class Contestants:
         drafter = self.draft.proposer(self.steps, lengths.trees)
         proposer = LookupFirstProposer(drafter, lengths)
         return self._arm(proposer, max(lengths.limit), max_new_tokens, batch_size)
+
+    def with_copies(self, length: int) -> Contestants:
+        """The same with copies of at most so many tokens beside drafts."""
+        return replace(self, lookup_length=length)
+
+    def copies(self, length: int, *, max_new_tokens: int, batch_size: int) -> EngineArm:
+        """Our engine with the copies that the pair makes beside its drafts, and nothing else."""
+        return self._arm(copies_alone(), length, max_new_tokens, batch_size)
 
     def prompt_lookup(self, draft_length: int, *, max_new_tokens: int) -> EngineArm:
         """Our engine with the free baseline, which copies up to `draft_length` tokens."""

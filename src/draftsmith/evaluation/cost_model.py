@@ -14,7 +14,7 @@ import math
 import operator
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftsmith.decoding import Tree
@@ -117,23 +117,28 @@ class Survival:
         copied: Survival by position of those rounds.
         spread: How far texts differ: the standard deviation of their accepted tokens a round, as a
             share of the mean.
+        alpha: Acceptance rate, teacher-forced; None where it was not measured.
+        trees: By tree: the share of its rounds in which 1, 2, ... of its nodes are accepted.
     """
 
     draft: Sequence[float]
     copied_share: float = 0.0
     copied: Sequence[float] = ()
     spread: float = 0.0
+    alpha: float | None = None
+    trees: Mapping[Tree, Sequence[float]] = field(default_factory=dict)
 
     def copying(self, length: int) -> Survival:
         """The same with copies of at most `length` tokens; with 0 the draft guesses everywhere."""
         share = self.copied_share if length else 0.0
-        return Survival(self.draft, share, self.copied[:length], self.spread)
+        return replace(self, copied_share=share, copied=self.copied[:length])
 
-    def tokens(self, draft: int, copy: int) -> tuple[float, float]:
-        """Mean and variance of the tokens of a round at these lengths."""
+    def tokens(self, draft: int, copy: int, tree: Tree | None = None) -> tuple[float, float]:
+        """Mean and variance of the tokens of a round at these lengths, or of a tree and copies."""
         share = self.copied_share if copy else 0.0
+        guessed = self.draft[:draft] if tree is None else self.trees[tree]
         first = second = 0.0
-        for weight, survived in ((1 - share, self.draft[:draft]), (share, self.copied[:copy])):
+        for weight, survived in ((1 - share, guessed), (share, self.copied[:copy])):
             first += weight * sum(survived)
             # E[n^2] is the sum of (2k - 1) P(n >= k).
             second += weight * sum((2 * place + 1) * s for place, s in enumerate(survived))
@@ -148,7 +153,8 @@ class Survival:
         """
         key = str(float(temperature))
         copied = evaluated["copied"][key]
-        found = cls(evaluated["survival"][key], copied["share"], copied["survival"])
+        alpha = evaluated.get("alpha", {}).get(key, {}).get("mean")
+        found = cls(evaluated["survival"][key], copied["share"], copied["survival"], alpha=alpha)
         return replace(found, spread=_spread(evaluated.get("prompts", ()), key, found))
 
 
@@ -255,6 +261,18 @@ def predicted_speedup(
     """
     guessed = expected_tokens(Survival(survived.draft), draft_length)
     return speedup_of(Rounds(guessed, draft_length), survived, costs, rows)
+
+
+def iid_speedup(alpha: float, draft_length: int, costs: ForwardCosts) -> float:
+    """The textbook's: acceptance alike at every position, verification as long as a step.
+
+    Source: Leviathan et al. 2023, theorem 3.8.
+
+    Example: at alpha 0.5 and a cost ratio of 0.1 two tokens promise 1.75 / 1.2.
+    """
+    tokens = sum(alpha**place for place in range(draft_length + 1))
+    steps = min(draft_length, 1) if costs.drafts_at_once else draft_length
+    return tokens / (1 + steps * costs.cost_ratio)
 
 
 def speedup_of(rounds: Rounds, survived: Survival, costs: ForwardCosts, rows: int) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draftsmith.decoding import NO_TREES, Trace, Tree, TreesByRows
@@ -22,6 +22,7 @@ from draftsmith.evaluation.cost_model import (
     ForwardCosts,
     Rounds,
     Survival,
+    conditional_acceptance,
     expected_tokens,
     predicted_speedup,
     speedup_of,
@@ -118,8 +119,37 @@ class Guesses:
             reach.append(reach[parent] * self.shares[depth][rank])
         return sum(reach)
 
+    def survival(self, tree: Tree, firsts: Sequence[float]) -> list[float]:
+        """Share of a tree's rounds in which 1, 2, ... of its nodes are accepted.
+
+        A guess beside the first is right as often as it was counted where the first is wrong.
+
+        Args:
+            tree: One that these cover, no deeper than `firsts`.
+            firsts: Acceptance of first guesses by position, given that those before were right.
+
+        Example: of two guesses, one right in half of the rounds and the other in half of the rest,
+        one is accepted in three rounds of four.
+        """
+        reach, found = [1.0], [0.0] * tree.depth
+        for parent, depth, rank in zip(tree.parents, tree.depths[1:], tree.ranks, strict=True):
+            counted, share = self.shares[depth - 1], firsts[depth - 1]
+            if rank:
+                wrong = 1 - counted[0]
+                share = (1 - share) * counted[rank] / wrong if wrong > 0 else 0.0
+            reach.append(reach[parent] * share)
+            found[depth - 1] += reach[-1]
+        return found
+
 
 NO_GUESSES = Guesses((), ())
+
+
+def with_trees(survived: Survival, guesses: Guesses, trees: Sequence[Tree]) -> Survival:
+    """The same with the trees whose guesses were counted, as far as survival was measured."""
+    firsts = conditional_acceptance(survived.draft)
+    known = [tree for tree in trees if guesses.covers(tree) and tree.depth <= len(firsts)]
+    return replace(survived, trees={tree: guesses.survival(tree, firsts) for tree in known})
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ on where it was.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.evaluation.cost_model import RoundCosts
+from draftsmith.evaluation.deadline import Deadline
 from draftsmith.evaluation.profiling import (
     costs_from_json,
     forward_costs,
@@ -28,6 +28,7 @@ from draftsmith.evaluation.side_costs import judging_ms, reading_ms
 from draftsmith.evaluation.workload import DeviceCosts, JudgingMs, PrefillMs
 
 _REPEATS = 5
+_GROWTH = 2  # a larger cell may take so much longer than any before it
 
 OnDone = Callable[[int], None]
 
@@ -40,7 +41,12 @@ class Axes:
     contexts: tuple[int, ...]
 
     def grids(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Whole grids, each holding the one before: corners first, then what lies between."""
+        """Whole grids, each holding the one before.
+
+        The cheapest cell, the longest prompts of one row, the corners, then what lies between.
+        """
+        yield self.rows[:1], self.contexts[:1]
+        yield self.rows[:1], _spread(self.contexts, 1)
         depth = max(len(self.rows), len(self.contexts)).bit_length() + 1
         for level in range(depth + 1):
             yield _spread(self.rows, 2**level), _spread(self.contexts, 2**level)
@@ -73,18 +79,27 @@ class CostSweep:
     max_width: int
     folder: Path
 
-    def run(self, *, seconds: float, on_done: OnDone = lambda _done: None) -> DeviceCosts:
-        """The largest whole grid that fits the time; the corners are always measured."""
-        end = time.monotonic() + seconds
+    def run(self, deadline: Deadline, *, on_done: OnDone = lambda _done: None) -> DeviceCosts:
+        """The largest whole grid that fits the time; its first cell is always measured.
+
+        Args:
+            deadline: A cell is begun only if it ends in time though it take longer than all before.
+            on_done: Called with 1 after each cell, and with the number of those left out.
+        """
         held: dict[tuple[int, int], dict[str, Any]] = {}
         whole: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        longest_s = 0.0
         for grid in self.axes.grids():
             for cell in itertools.product(*grid):
                 if cell in held:
                     continue
-                if whole is not None and time.monotonic() > end and not self._path(*cell).exists():
+                is_free = whole is None or self._path(*cell).exists()
+                if not is_free and not deadline.allows(_GROWTH * longest_s):
+                    on_done(len(self.axes.rows) * len(self.axes.contexts) - len(held))
+                    assert whole is not None  # the first cell is free
                     return self._costs(held, whole)
-                held[cell] = self._cell(*cell)
+                held[cell] = self._cell(*cell, deadline.clock)
+                longest_s = max(longest_s, float(held[cell]["seconds"]))
                 on_done(1)
             whole = grid
         assert whole is not None  # there is at least one grid
@@ -93,9 +108,10 @@ class CostSweep:
     def _path(self, rows: int, context: int) -> Path:
         return self.folder / f"cost-{rows}-{context}.json"
 
-    def _cell(self, rows: int, context: int) -> dict[str, Any]:
+    def _cell(self, rows: int, context: int, clock: Callable[[], float]) -> dict[str, Any]:
         path = self._path(rows, context)
         if not path.exists():
+            begin_s = clock()
             rounds = forward_costs(
                 self.target,
                 self.draft.model,
@@ -105,7 +121,9 @@ class CostSweep:
                 repeats=_REPEATS,
             )
             prefill = reading_ms(self.target, self.draft, rows=rows, context=context)
-            write_json(path, {"rounds": asdict(rounds), "prefill": asdict(prefill)})
+            seconds = clock() - begin_s
+            cell = {"rounds": asdict(rounds), "prefill": asdict(prefill), "seconds": seconds}
+            write_json(path, cell)
         return read_json(path)
 
     def _judging(self) -> JudgingMs:

@@ -1,8 +1,7 @@
 """Predictions of speedups held against workloads that are really decoded.
 
-Workloads are spread over the measured grid, most of them between its points. No figure is fitted to
-them, so their errors are the error bar of all the others; how many tokens a round commits is
-compared beside the speedup, which tells whether acceptance or costs were off.
+No figure is fitted to them, so their errors are the error bar of all the others; how many tokens a
+round commits is compared beside the speedup, which tells whether acceptance or costs were off.
 """
 
 from __future__ import annotations
@@ -10,59 +9,27 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from draftsmith.artifacts import read_json, write_json
-from draftsmith.corpus.rollouts import Rollout
-from draftsmith.decoding import Lengths
+from draftsmith.artifacts import digest_json, read_json, write_json
 from draftsmith.decoding.trace import block_efficiency
-from draftsmith.evaluation.acceptance import in_turn
-from draftsmith.evaluation.arms import Contestants
-from draftsmith.evaluation.cost_model import Survival
+from draftsmith.evaluation.arms import Contestants, EngineArm
+from draftsmith.evaluation.deadline import Deadline
 from draftsmith.evaluation.sweep import OnDone
 from draftsmith.evaluation.timing import interleave, speed_ratio
-from draftsmith.evaluation.workload import (
-    DeviceCosts,
-    Workload,
-    advise,
-    expected_ms,
-    tokens_a_round,
-)
+from draftsmith.evaluation.trial_plan import Planned, num_groups
+from draftsmith.evaluation.workload import Choice
 
 _LOG = logging.getLogger(__name__)
 _CLEAR = 0.1  # a speedup this far from 1 is a gain or a loss
 _WIDE_ERROR = 0.9  # share of the trials whose error is below the error bar
-_PLACES = (0.0, 0.3, 0.55, 0.8)  # between the smallest and the largest, on a logarithmic scale
-_ANSWERS = (1, 3)  # times the shortest answer
-_FEWEST_TEXTS = 6  # of a trial: two texts alone may differ by a third in what is accepted
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A workload that is to be decoded.
-
-    Attributes:
-        workload: Which.
-        lengths: Draft and copy lengths.
-        speedup: Expected.
-        tokens: Expected of a row's round.
-        first_text: Which of the real texts its prompts begin with, so that trials rest on many.
-        seconds: Expected of decoding it, with and without speculation and an untimed time.
-    """
-
-    workload: Workload
-    lengths: Lengths
-    speedup: float
-    tokens: float
-    first_text: int
-    seconds: float
+_FEWEST_TRIALS = 10  # fewer say nothing of nine errors in ten
+_SHARES = (0.25, 1.0)  # of the time left, that a trial may take: at first, and of what then is left
 
 
 @dataclass(frozen=True)
@@ -95,6 +62,12 @@ class Trial:
         return self.planned.speedup / self.seen.speedup - 1
 
     @property
+    def iid_error(self) -> float | None:
+        """The same of the textbook's formula; None where it predicted nothing."""
+        promised = self.planned.iid_speedup
+        return None if promised is None else promised / self.seen.speedup - 1
+
+    @property
     def tokens_error(self) -> float:
         """Of the tokens of a round; relative, signed."""
         return self.planned.tokens / self.seen.tokens - 1
@@ -109,16 +82,34 @@ class Trial:
         """As a report holds it."""
         return {
             **asdict(self.planned.workload),
-            "draft_length": self.planned.lengths.draft,
-            "copy_length": self.planned.lengths.copy,
+            **choice_record(self.planned.choice),
             "predicted": self.planned.speedup,
             "measured": self.seen.speedup,
             "interval": [self.seen.low, self.seen.high],
             "error": self.error,
             "sign_error": self.has_sign_error,
+            "iid_predicted": self.planned.iid_speedup,
+            "iid_error": self.iid_error,
             "predicted_tokens_a_round": self.planned.tokens,
             "measured_tokens_a_round": self.seen.tokens,
         }
+
+
+def choice_record(choice: Choice) -> dict[str, Any]:
+    """A choice as reports hold it; a tree by the parent's place of each node, a chain by none."""
+    return {
+        "draft_length": choice.draft,
+        "copy_length": choice.copy,
+        "tree": [] if choice.tree is None else list(choice.tree.parents),
+    }
+
+
+def arm_of(pair: Contestants, choice: Choice, *, max_new_tokens: int, batch_size: int) -> EngineArm:
+    """An engine whose rounds propose that."""
+    sizes = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    if choice.draft == 0 and choice.copy:
+        return pair.copies(choice.copy, **sizes)
+    return pair.with_copies(choice.copy).engine(choice.draft, tree=choice.tree, **sizes)
 
 
 @dataclass(frozen=True)
@@ -126,14 +117,14 @@ class TrialRun:
     """Decodes workloads.
 
     Attributes:
-        contestants: The pair at a temperature and copy length. Nothing may stop its answers, so
-            that they are as long as asked.
+        contestants: The pair at a temperature. Nothing may stop its answers, so that they are as
+            long as asked.
         prompts: Called with a number of tokens and of a first text: real texts of that length, in a
             circle.
         folder: Where finished trials are kept.
     """
 
-    contestants: Callable[[float, int], Contestants]
+    contestants: Callable[[float], Contestants]
     prompts: Callable[[int, int], Iterator[list[int]]]
     folder: Path
 
@@ -142,7 +133,9 @@ class TrialRun:
         return self._path(planned).exists()
 
     def _path(self, planned: Planned) -> Path:
-        parts = (*asdict(planned.workload).values(), *planned.lengths)
+        choice = choice_record(planned.choice)
+        shape = digest_json(choice["tree"])[:8] if choice["tree"] else "chain"
+        parts = (*asdict(planned.workload).values(), *planned.choice[:2], shape)
         return self.folder / f"trial-{'-'.join(map(str, parts))}.json"
 
     def run(self, planned: Planned) -> Trial:
@@ -153,146 +146,74 @@ class TrialRun:
         return Trial(planned, Seen(**read_json(path)))
 
     def _decode(self, planned: Planned) -> Seen:
-        workload, lengths = planned.workload, planned.lengths
-        contestants = self.contestants(workload.temperature, lengths.copy)
-        size, tokens = workload.batch_size, workload.new_tokens
-        arms = {
-            name: contestants.engine(draft, max_new_tokens=tokens, batch_size=size)
-            for name, draft in (("plain", 0), ("speculative", lengths.draft))
-        }
+        workload = planned.workload
+        pair, size = self.contestants(workload.temperature), workload.batch_size
+        plain = pair.engine(0, max_new_tokens=workload.new_tokens, batch_size=size)
+        speculative = arm_of(
+            pair, planned.choice, max_new_tokens=workload.new_tokens, batch_size=size
+        )
         circle = self.prompts(workload.context, planned.first_text)
-        groups = [list(itertools.islice(circle, size)) for _ in range(_num_groups(size))]
-        timings = interleave(arms, groups)
+        groups = [list(itertools.islice(circle, size)) for _ in range(num_groups(workload))]
+        timings = interleave({"plain": plain, "speculative": speculative}, groups)
         ratio = speed_ratio(timings["speculative"], timings["plain"], seed=0)
-        accepted = block_efficiency(arms["speculative"].traces)
+        accepted = block_efficiency(speculative.traces)
         return Seen(ratio.mean, ratio.low, ratio.high, accepted)
-
-
-def _num_groups(batch_size: int) -> int:
-    return max(2, math.ceil(_FEWEST_TEXTS / batch_size))
-
-
-def conversations(
-    rollouts: Sequence[Rollout], num_tokens: int, first: int = 0
-) -> Iterator[list[int]]:
-    """Prompts of `num_tokens` tokens in a circle: earlier conversations, then a question.
-
-    Args:
-        rollouts: Prompts with their answers.
-        num_tokens: Of each prompt; the newest are kept.
-        first: Which question comes first; the domains come in turn.
-    """
-    by_prompt = {rollout.prompt_id: rollout for rollout in rollouts}
-    turns = in_turn([(name, rollout.domain, rollout) for name, rollout in by_prompt.items()])
-    for last in itertools.count(first):
-        text: list[int] = list(turns[last % len(turns)].prompt_ids)
-        for back in itertools.count(1):
-            if len(text) >= num_tokens:
-                break
-            earlier = turns[(last - back) % len(turns)]
-            text = [*earlier.prompt_ids, *earlier.response_ids, *text]
-        yield text[-num_tokens:]
-
-
-def plan_trials(
-    costs: DeviceCosts,
-    survivals: Mapping[float, Survival],
-    *,
-    new_tokens: int,
-    longest: Lengths,
-) -> list[Planned]:
-    """Workloads within the measured range in a mixed order, so that the first are spread too.
-
-    Their lengths are in turn those that pay best and others, so that losses are predicted too.
-
-    Args:
-        costs: What was measured.
-        survivals: Acceptance by temperature.
-        new_tokens: The shortest answer.
-        longest: Longest draft and copy.
-    """
-    cells = itertools.product(
-        _between(costs.rounds.rows),
-        _between(costs.rounds.contexts),
-        (times * new_tokens for times in _ANSWERS),
-        sorted(survivals),
-    )
-    mixed = [Workload(*cell) for cell in cells]
-    random.Random(0).shuffle(mixed)
-    planned = []
-    for index, workload in enumerate(mixed):
-        survived = survivals[workload.temperature]
-        most = min(longest.draft, len(survived.draft))
-        best = advise(workload, costs, survived, longest=longest).lengths
-        lengths = best if best.draft and index % 2 else Lengths(1 + index % most, best.copy)
-        plain, speculative = (
-            expected_ms(workload, at, costs, survived) for at in (Lengths(0, 0), lengths)
-        )
-        seconds = (1 + _num_groups(workload.batch_size)) * (plain + speculative) / 1000
-        tokens = tokens_a_round(survived, lengths)
-        planned.append(
-            Planned(workload, lengths, plain / speculative, tokens, index * _FEWEST_TEXTS, seconds)
-        )
-    return planned
-
-
-def _between(points: Sequence[int]) -> list[int]:
-    """Places within a measured range; most of them were not measured.
-
-    Example: 1 to 16 gives 1, 2, 5 and 9.
-    """
-    first, last = points[0], points[-1]
-    return sorted({round(first * (last / first) ** place) for place in _PLACES})
 
 
 def check(
     trials: TrialRun,
     planned: Sequence[Planned],
+    deadline: Deadline,
     *,
-    seconds: float,
     on_done: OnDone = lambda _done: None,
 ) -> list[Trial]:
-    """Decode workloads as long as there is time for them; the first is always decoded.
+    """Decode workloads as long as there is time for them.
 
     Args:
         trials: Decodes them.
-        planned: Most telling first; those that are expected to last longer than what is left are
-            passed over.
-        seconds: Budget.
-        on_done: Called with 1 after each.
+        planned: Most telling first. Those that are expected to take a great share of the time left
+            wait until all others had their turn; those that would not end in time are left out.
+        deadline: When all has to be done.
+        on_done: Called with 1 after each, and with the number of those left out.
     """
-    end = time.monotonic() + seconds
-    done: list[Trial] = []
-    for item in planned:
-        if not done or time.monotonic() + item.seconds <= end or trials.is_kept(item):
-            done.append(trials.run(item))
-            on_done(1)
+    done: dict[int, Trial] = {}
+    for share in _SHARES:
+        for place, item in enumerate(planned):
+            is_in_time = deadline.part(share).allows(item.seconds)
+            if place not in done and (is_in_time or trials.is_kept(item)):
+                done[place] = trials.run(item)
+                on_done(1)
+    if len(done) < len(planned):
+        on_done(len(planned) - len(done))
     _LOG.info("event=trials_done trials=%d planned=%d", len(done), len(planned))
-    return done
+    return [done[place] for place in sorted(done)]
 
 
 def error_bar(trials: Sequence[Trial]) -> float:
-    """Relative error that nine of ten trials stayed below; infinite without a trial."""
-    if not trials:
+    """Relative error that nine of ten trials stayed below; infinite where they are too few."""
+    if len(trials) < _FEWEST_TRIALS:
         return math.inf
     return float(np.quantile([abs(trial.error) for trial in trials], _WIDE_ERROR))
 
 
 def summary(trials: Sequence[Trial]) -> dict[str, Any]:
-    """How far predictions were off, over all trials; None where nothing was decoded.
+    """How far predictions were off, over all trials; None where too little was decoded.
 
     Of the median errors one is of absolute errors, one says in which direction predictions lean,
-    and one is of the tokens of a round alone.
+    one is of the tokens of a round alone, and one of the textbook's formula.
     """
 
     def median(errors: list[float]) -> float | None:
         return float(np.median(errors)) if errors else None
 
+    bar = error_bar(trials)
+    textbook = [abs(trial.iid_error) for trial in trials if trial.iid_error is not None]
     return {
         "num_trials": len(trials),
         "median_error": median([abs(trial.error) for trial in trials]),
         "median_signed_error": median([trial.error for trial in trials]),
         "median_tokens_error": median([abs(trial.tokens_error) for trial in trials]),
-        "error_bar": error_bar(trials) if trials else None,
+        "median_iid_error": median(textbook),
+        "error_bar": bar if math.isfinite(bar) else None,
         "sign_errors": sum(trial.has_sign_error for trial in trials),
     }

@@ -1,7 +1,8 @@
 """Whether distilling anew pays: how drafts age over updates of their target, and what that costs.
 
 A draft that was taken over by later targets was evaluated on each, so the registry knows how its
-acceptance fell. What alpha does to tau is the i.i.d. law; the rest was measured. Pure.
+acceptance fell. What alpha does to tau is the i.i.d. law, in the rounds that the draft guesses:
+what is copied from the text does not age. The rest was measured. Pure.
 
 Source: Leviathan et al. 2023, equation 1.
 """
@@ -140,6 +141,7 @@ def outcome(
     fresh: float,
     aged: float,
     own: float | None = None,
+    copied: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """What a new draft saves over the old one on a new target.
 
@@ -149,13 +151,15 @@ def outcome(
         fresh: Alpha of a new draft on its target.
         aged: Alpha of the old draft on the new target.
         own: Alpha that the pair had when it was measured; None is that of a new draft.
+        copied: Share of the rounds that are copied from the text and their survival by position,
+            as evaluated; None copies nothing.
 
     Raises:
         EvidenceError: The record does not say how fast the target decodes alone.
     """
-    speedup, length, plain = _speed(measured, service.batch_size)
-    scale = speedup / predicted_tau(fresh if own is None else own, length)
-    new, old = (max(1.0, scale * predicted_tau(alpha, length)) for alpha in (fresh, aged))
+    speedup, lengths, plain = _speed(measured, service.batch_size)
+    scale = speedup / _tau(fresh if own is None else own, lengths, copied)
+    new, old = (max(1.0, scale * _tau(alpha, lengths, copied)) for alpha in (fresh, aged))
     speedups = (new, old)
     per_hour = [plain * value * _SECONDS_PER_HOUR for value in speedups]
     hours = (service.tokens_per_day / per_hour[0], service.tokens_per_day / per_hour[1])
@@ -170,16 +174,27 @@ def outcome(
     )
 
 
-def _speed(measured: Mapping[str, Any], rows: int) -> tuple[float, int, float]:
-    """Speedup, draft length and tokens/s without drafts at a batch size."""
+def _tau(alpha: float, lengths: tuple[int, int], copied: Mapping[str, Any] | None) -> float:
+    """Tokens of a round at an acceptance rate and at draft and copy lengths."""
+    draft, copy = lengths
+    guessed = predicted_tau(alpha, draft)
+    if not copied or not copy:
+        return guessed
+    share = float(copied["share"])
+    return (1 - share) * guessed + share * (1.0 + float(sum(copied["survival"][:copy])))
+
+
+def _speed(measured: Mapping[str, Any], rows: int) -> tuple[float, tuple[int, int], float]:
+    """Speedup, draft and copy lengths and tokens/s without drafts at a batch size."""
     entry = entry_of(measured, rows)
+    copy = int(entry.get("lookup_length", measured.get("lookup_length")) or 0)
     try:
         if entry is measured:
             length = measured.get("chain_length", measured["draft_length"])
             plain = measured["arms"]["gamma_0"]["tokens_per_s"]
-            return float(measured["speedup"]["mean"]), int(length), float(plain)
+            return float(measured["speedup"]["mean"]), (int(length), copy), float(plain)
         plain = float(entry["baseline_tokens_per_s"])
-        return float(entry["speedup"]), int(entry["draft_length"]), plain
+        return float(entry["speedup"]), (int(entry["draft_length"]), copy), plain
     except KeyError as error:
         raise EvidenceError(
             "pricing a new draft",

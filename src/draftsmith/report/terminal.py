@@ -56,10 +56,24 @@ def advice_tables(report: Mapping[str, Any]) -> Iterator[Table]:
         for entry in workloads:
             if entry["temperature"] == temperature:
                 cells = rows.setdefault((entry["batch_size"], entry["context"]), [])
-                cells.append(advised(entry))
+                cells.append(_told(entry))
         for (batch_size, context), cells in sorted(rows.items()):
             table.add_row(str(batch_size), str(context), *cells)
         yield table
+
+
+def _told(entry: Mapping[str, Any]) -> str:
+    """A workload in a table: "1.40 at 2", "1.10 copies alone", "1.52 by a tree of 3"."""
+    if entry["instead"] is not None:
+        drafted = f", drafts {entry['speedup']:.2f}" if entry["speedup"] > 1 else ""
+        return advised(entry) + drafted
+    doubt = "?" if entry["verdict"] == "about even" else ""
+    if entry["draft_length"] == 0:
+        alone = f"{entry['speedup']:.2f} copies alone" if entry["copy_length"] else "do not"
+        return alone + doubt
+    if entry["tree"]:
+        return f"{entry['speedup']:.2f} by a tree of {len(entry['tree'])}{doubt}"
+    return advised(entry)
 
 
 def alternatives_table(report: Mapping[str, Any]) -> Table:
@@ -85,14 +99,17 @@ def alternatives_table(report: Mapping[str, Any]) -> Table:
 def prediction_line(report: Mapping[str, Any]) -> str:
     """How far the predictions were from what was decoded."""
     checked = report["prediction"]
+    left_out = "".join(f"Left out: {what}. " for what in report["left_out"])
     if not checked["num_trials"]:
-        return "No prediction was checked: give it more time."
+        return f"{left_out}No prediction was checked: give it more time."
+    bar = checked["error_bar"]
+    wide = "too few to say more" if bar is None else f"nine of ten within {bar:.0%}"
     return (
-        f"Predictions against {checked['num_trials']} workloads that were decoded: half are within "
-        f"{checked['median_error']:.0%}, nine of ten within {checked['error_bar']:.0%}; a gain was "
-        f"taken for a loss, or a loss for a gain, {checked['sign_errors']} times. A question mark: "
-        "the gain is within that error. The name of a dtype: no draft pays, and decoding in it is "
-        "so much faster, but as another target."
+        f"{left_out}Predictions against {checked['num_trials']} workloads that were decoded: half "
+        f"are within {checked['median_error']:.0%}, {wide}; a gain was taken for a loss, or a loss "
+        f"for a gain, {checked['sign_errors']} times. A question mark: the gain is within that "
+        "error, or too few were decoded. The name of a dtype: decoding in it without drafts is "
+        "surely faster than the best drafts, but as another target."
     )
 
 

@@ -15,6 +15,7 @@ from draftsmith.artifacts import short
 from draftsmith.errors import PromotionRefusedError, RegistryError
 from draftsmith.registry.mlflow_catalog import CHAMPION
 from draftsmith.registry.mlflow_connection import redact
+from draftsmith.registry.mlflow_pages import describe
 from draftsmith.registry.mlflow_records import PROMOTION, ROLLBACK
 from draftsmith.registry.pair import (
     CLEARED_TAG,
@@ -91,6 +92,7 @@ def promote(
     with catalog.connection.locked():
         champion = catalog.aliases().get(CHAMPION)
         if champion == version:
+            describe(catalog)
             catalog.log().settle(champion)
             return catalog.recorded_predecessor(version)
         chosen = catalog.resolve(version)
@@ -190,6 +192,7 @@ def rollback(catalog: Catalog, to: str | None, *, reason: str, is_reachable: Rea
         cut = catalog.log().interrupted(champion)
         is_ours = cut is not None and (cut.kind, cut.reason) == (ROLLBACK, redact(reason))
         if cut is not None and is_ours and wanted in (None, champion):
+            describe(catalog)
             catalog.log().settle(champion)
             return Rollback(catalog.resolve(champion).pair, cut.predecessor, is_completion=True)
         choice = _choose(catalog, champion, wanted, is_reachable)
@@ -258,5 +261,6 @@ def _move_champion(
     texts = [redact(reason) for reason in reasons]
     run_id = log.begin(kind, pair, champion=champion, reasons=texts)
     move_alias(catalog, CHAMPION, pair.version)
+    describe(catalog)  # before the record ends, so that a rerun completes it
     log.finish(run_id)
     _LOG.info("event=%s name=%s version=%s from=%s", kind, pair.name, pair.version, champion)

@@ -222,7 +222,7 @@ def test_advice_tells_costs_memory_alternatives_and_its_own_errors(page):
         "a loss for a gain: 3.",
         "the signed errors is -0.012",
         "a copy moves 41.992 GB a second",
-        "memory up to 3 positions, then arithmetic",
+        "memory up to 3, then arithmetic",
         "target 134,515,008 269.030 MB 23.040 kB 94.372 MB",
         "int8 1 1.54 (1.51 to 1.57)",
         "bfloat16 (served)",

@@ -21,8 +21,9 @@ def test_numbers_read_as_people_write_them():
     assert tables.interval({"mean": 0.5, "low": 0.4, "high": 0.6}) == "0.500 (0.400 to 0.600)"
 
 
-def test_nested_facts_become_dotted_rows():
-    rows = dict(tables.facts({"a": {"b": 1, "c": None}, "d": [1, 2]}))
+def test_nested_facts_become_dotted_rows_and_curves_are_left_out():
+    curves = {"e": [{"f": 1}], "g": [[0.5, 0.25]]}
+    rows = dict(tables.facts({"a": {"b": 1, "c": None}, "d": [1, 2], **curves}))
     assert rows == {"a.b": "1", "a.c": tables.MISSING, "d": "1, 2"}
 
 
@@ -37,7 +38,7 @@ def test_a_measured_cell_tells_what_its_forwards_wait_for():
 
     assert [tables.waits_for(cell(waiting)) for waiting in (0, 2, 10)] == [
         "arithmetic",
-        "memory up to 2 positions, then arithmetic",
+        "memory up to 2, then arithmetic",
         "memory",
     ]
 

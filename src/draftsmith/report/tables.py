@@ -125,14 +125,14 @@ def advised(entry: Mapping[str, Any]) -> str:
 
 
 def waits_for(cell: Mapping[str, Any]) -> str:
-    """What forwards of a measured cell wait for: "memory up to 8 positions, then arithmetic"."""
+    """What verifications of so many positions wait for: "memory up to 8, then arithmetic"."""
     widths = sorted(cell["bound"], key=int)
     waiting = [width for width in widths if cell["bound"][width] == "memory"]
     if not waiting:
         return "arithmetic"
     if len(waiting) == len(widths):
         return "memory"
-    return f"memory up to {waiting[-1]} positions, then arithmetic"
+    return f"memory up to {waiting[-1]}, then arithmetic"
 
 
 def memory(advice: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -147,14 +147,14 @@ def memory(advice: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def facts(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Nested plain values as rows of (dotted name, text), in the order of the mapping.
 
-    Lists of mappings are left out.
+    Lists of mappings and of lists are left out.
     """
     for key, value in data.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from facts(value, f"{name}.")
         elif isinstance(value, list | tuple):
-            if not any(isinstance(item, Mapping) for item in value):  # no curve in words
+            if not any(isinstance(item, Mapping | list) for item in value):  # no curve in words
                 yield name, ", ".join(str(item) for item in value) or MISSING
         elif isinstance(value, float):
             yield name, f"{value:.6g}"

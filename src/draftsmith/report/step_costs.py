@@ -62,5 +62,5 @@ def _curve(axes: Axes, cell: Mapping[str, Any], look: tuple[str, str]) -> None:
         marker=marker,
         markerfacecolor="none",
     )
-    axes.plot(1, cell["target_step_ms"], "x", color=colour, markersize=9)
+    axes.plot(1, cell["target_step_ms"], "x", color=INK, zorder=3)  # above the mark of 1
     axes.axhline(cell["draft_step_ms"], color=colour, linestyle=":")

@@ -82,7 +82,7 @@ def test_changed_numbers_change_the_page(reports, page):
         ("advice/prediction/error_bar", 0.6789, "67.9 %"),
         ("advice/prediction/sign_errors", 41, "a loss for a gain: 41."),
         ("advice/ceilings/flop_per_s", 7.654e12, "7.654 TFLOP"),
-        ("benchmark/recipes/small/tau", 1.98, "tau counted there 1.98"),
+        ("benchmark/recipes/small/tau", 1.98, "tau 1.98 counted"),
     )
     before = text_of(page)
     changed = copy.deepcopy(reports)

@@ -13,7 +13,9 @@ from docsite.command_line import command_line
 from docsite.configuration import configuration
 from docsite.formats import record, request
 from draftsmith.drafts.manifest import DraftManifest
+from draftsmith.drift.comparison import Comparison
 from draftsmith.drift.telemetry import ServedRequest
+from draftsmith.evaluation.intervals import Estimate
 from draftsmith.serving.schema import ChatRequest, CompletionRequest
 from draftsmith.targets.identity import TargetIdentity
 
@@ -27,6 +29,8 @@ def sections(root: Path) -> dict[str, str]:
         "command line": command_line(),
         "target.json": record(TargetIdentity),
         "draft.json": record(DraftManifest),
+        "estimate": record(Estimate),
+        "comparison": record(Comparison),
         "telemetry": record(ServedRequest),
         "chat completions": request(ChatRequest),
         "completions": request(CompletionRequest),

@@ -22,7 +22,9 @@ from docsite.formats import record, request
 from docsite.tables import plain
 from draftsmith.config import compose
 from draftsmith.drafts.manifest import DraftManifest
+from draftsmith.drift.comparison import Comparison
 from draftsmith.drift.telemetry import ServedRequest
+from draftsmith.evaluation.intervals import Estimate
 from draftsmith.serving.schema import ChatRequest
 from draftsmith.targets.identity import TargetIdentity, identify
 from pipeline.compose import SCHEMA
@@ -155,7 +157,9 @@ def test_the_reference_has_every_command_and_option(made: dict[str, str]):
     assert "default: 64" in listed
 
 
-@pytest.mark.parametrize("cls", [DraftManifest, ServedRequest, TargetIdentity])
+@pytest.mark.parametrize(
+    "cls", [Comparison, DraftManifest, Estimate, ServedRequest, TargetIdentity]
+)
 def test_every_field_of_a_record_has_its_meaning(cls: type):
     rows = [line.split(" | ") for line in record(cls).splitlines()[2:]]
     assert [row[0] for row in rows] == [f"| `{name}`" for name in cls.__dataclass_fields__]

@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,12 +24,19 @@ from draftsmith.decoding import Request, SamplingParams
 from draftsmith.drafts.checkpoint import load_draft
 from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.drafts.student import empty_student
+from draftsmith.drift.comparison import Comparison
 from draftsmith.drift.telemetry import append_telemetry, describe_request
 from draftsmith.evaluation.acceptance import teacher_forced_alpha
+from draftsmith.evaluation.intervals import Estimate
 from draftsmith.registry.loading import load_pair
+from draftsmith.report.inputs import ReportInputs
+from draftsmith.report.page import render_page
 from draftsmith.targets.loading import load_by_digest
-from tests.end_to_end.conftest import Project
+from tests.end_to_end.conftest import REPOSITORY, Project
+from tests.end_to_end.reports import advice_on, reports_of
 from tests.end_to_end.worlds import Update, with_other_template, with_other_tokenizer
+from tests.report.conftest import advice as made_advice
+from tests.report.numbers import UNSHOWN, UNSHOWN_OF_A_RUN, fields, mark, text_of
 
 EXIT_REPRO_FAILED = 255
 EXIT_BLOCKED = 3
@@ -112,6 +121,75 @@ def test_a_second_run_changes_nothing(warm: Project) -> None:
     assert digest_directory(warm.root / "models/drafts") == before
     assert warm.report("reports/metrics/evaluation.json") == metrics
     assert _aliases(warm) == {"1": ["challenger", "champion"]}
+
+
+@pytest.fixture(scope="module")
+def advice(warm: Project, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("advice")
+    return advice_on("models:/story-pair@champion", warm.root, folder)
+
+
+def test_every_number_of_the_report_is_one_of_the_artifacts(
+    warm: Project, advice: dict[str, Any]
+) -> None:
+    reports = reports_of(warm.root)
+    page = (warm.root / "reports/report.html").read_text(encoding="utf-8")
+    assert text_of(render_page(ReportInputs(**reports))) == text_of(page)
+    marked = mark(reports | {"advice": advice})
+    text = text_of(render_page(ReportInputs(**marked.reports)))
+    excuses = UNSHOWN | UNSHOWN_OF_A_RUN
+    assert marked.lost_in(text, excuses, under="(advice|benchmark|drift)/") == []
+
+
+def test_what_the_tests_of_the_report_make_up_is_what_advise_writes(
+    advice: dict[str, Any],
+) -> None:
+    origin = {"device", "provenance"}
+    real, made_up = (
+        fields({key: value for key, value in found.items() if key not in origin})
+        for found in (advice, made_advice())
+    )
+    assert real - made_up == set()
+    depends = ("/alternatives/#/", "/workloads/#/instead/")
+    assert {name for name in made_up - real if not name.startswith(depends)} == set()
+
+
+def test_every_field_of_the_reports_of_a_run_is_documented(
+    warm: Project, advice: dict[str, Any]
+) -> None:
+    text = (REPOSITORY / "docs/formats.md").read_text(encoding="utf-8")
+    generated = set(Estimate.__dataclass_fields__) | set(Comparison.__dataclass_fields__)
+    known = generated | set(re.findall(r"`(\w+)`", text))
+    named_by_the_run = re.compile(r"/(by_domain|recipes|arms|ratios|packages)/[^/]+$")
+    reports = reports_of(warm.root) | {"advice": advice}
+    missing = {
+        f"{name}{path}"
+        for name in ("evaluation", "benchmark", "drift", "advice")
+        for path in fields(reports[name])
+        if not named_by_the_run.search(path)
+        and (field := path.rpartition("/")[2]).isidentifier()
+        and field not in known
+    }
+    assert missing == set()
+
+
+def test_dvc_shows_plots_and_metrics_of_the_run(warm: Project) -> None:
+    def shown(*command: str) -> dict[str, Any]:
+        done = warm.run("dvc", *command, "--json")
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    plots = shown("plots", "show")
+    assert "errors" not in plots
+    survival = warm.report("reports/evaluation.json")["recipes"]["student"]["survival"]["0.0"]
+    (drawn,) = plots["data"]["survival"]
+    assert str(survival[0]) in json.dumps(drawn["content"])
+    assert plots["data"]["alpha"]
+    assert plots["data"]["speedup"]
+    path = "reports/metrics/benchmark.json"
+    assert shown("metrics", "show")[""]["data"][path]["data"] == warm.report(path)
+    changed = shown("metrics", "diff")  # nothing was measured when the project was committed
+    assert "student" in json.dumps(changed[path])
 
 
 def test_the_champion_generates_what_the_target_says(warm: Project) -> None:

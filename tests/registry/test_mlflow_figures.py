@@ -25,7 +25,9 @@ EVALUATION = {
     },
     "tau": {"0.0": {"mean": 1.5}},
     "survival": {"0.0": [0.4, 0.2, 0.1]},
+    "losslessness": {"holds": True},
 }
+DRIFT = {"verdict": "pass", "pooled": {"change": -0.05}}
 
 
 def benchmark(speedup):
@@ -33,6 +35,17 @@ def benchmark(speedup):
         "draft_length": 2,
         "speedup": {"mean": speedup, "low": speedup - 0.1, "high": speedup + 0.1},
         "predicted_speedup": 1.3,
+        "tau": 1.55,
+        "expected_tau": 1.6,
+        "lookup_length": 5,
+        "tree": [0, 0, 0],
+        "chain_length": 1,
+        "cost": {
+            "target_step_ms": 40.0,
+            "draft_step_ms": 4.0,
+            "verify_ms": {"1": 40.0, "2": 44.0},
+            "cost_ratio": 0.1,
+        },
         "calibration": [{"draft_length": 1, "speedup": 1.1}, {"draft_length": 2, "speedup": 1.2}],
         "batch": [{"batch_size": 1, "speedup": 1.2}, {"batch_size": 4, "speedup": 0.9}],
     }
@@ -46,7 +59,8 @@ def registered(root, store, tmp_path):
         draft_dir, evidence = make_files(tmp_path / "files")
         training = {"steps": 2, "seed": 0, "history": [{"step": 1.0, "loss": 5.0, "alpha": 0.1}]}
         write_json(draft_dir / "draft.json", {"training": training})
-        for name, record in (("evaluation", EVALUATION), ("benchmark", benchmark(speedup))):
+        records = {"evaluation": EVALUATION, "benchmark": benchmark(speedup), "drift": DRIFT}
+        for name, record in records.items():
             evidence[f"{name}.json"] = tmp_path / "files" / f"{name}.json"
             write_json(evidence[f"{name}.json"], record)
         version = store.register(
@@ -64,27 +78,57 @@ def curve(client, run_id, key):
 
 def test_figures_have_steps_that_mean_something(registered):
     version, client = registered()
-    assert curve(client, version.run_id, "survival/0.0") == [(1, 0.4), (2, 0.2), (3, 0.1)]
-    assert curve(client, version.run_id, "speedup/by draft length") == [(1, 1.1), (2, 1.2)]
-    assert curve(client, version.run_id, "speedup/by batch size") == [(1, 1.2), (4, 0.9)]
+    survival = curve(client, version.run_id, "survival by position/0.0")
+    assert survival == [(1, 0.4), (2, 0.2), (3, 0.1)]
+    assert curve(client, version.run_id, "speedup by draft length") == [(1, 1.1), (2, 1.2)]
+    assert curve(client, version.run_id, "speedup by batch size") == [(1, 1.2), (4, 0.9)]
     assert curve(client, version.run_id, "train_loss") == [(1, 5.0)]
     figures = client.get_run(version.run_id).data.metrics
     assert (figures["alpha"], figures["speedup"]) == (0.4, 1.2)
-    assert figures["alpha/0.0/chat"] == 0.3
+    assert figures["within domains/alpha/0.0/chat"] == 0.3
     for domain, key, value in (
         ("a/b..", "a_b_", 0.5),
         ("a.b/", "a_b_", 0.6),
         (LONG, "d" * 150, 0.7),
     ):
-        assert figures[f"alpha/0.0/{key} {short(digest_json(domain))}"] == value
+        assert figures[f"within domains/alpha/0.0/{key} {short(digest_json(domain))}"] == value
     assert figures["speedup/predicted"] == 1.3
+
+
+def test_what_two_versions_are_compared_by_has_one_value_and_no_step(registered):
+    version, client = registered()
+    figures = client.get_run(version.run_id).data.metrics
+    headlines = {
+        "alpha": 0.4,
+        "alpha/0.0": 0.4,
+        "tau": 1.5,
+        "tau/served": 1.55,
+        "speedup": 1.2,
+        "speedup/predicted": 1.3,
+        "survival_first": 0.4,
+        "draft_length": 2.0,
+        "cost_ratio": 0.1,
+        "break_even_alpha": pytest.approx(0.2, abs=1e-5),
+        "lossless": 1.0,
+        "drift_change": -0.05,
+    }
+    assert {key: figures[key] for key in headlines} == headlines
+    steps = {key: [step for step, _ in curve(client, version.run_id, key)] for key in figures}
+    assert {key for key, found in steps.items() if found != [0]} == {
+        "survival by position/0.0",
+        "speedup by draft length",
+        "speedup by batch size",
+        "train_loss",
+        "train_alpha",
+    }
 
 
 def test_the_logged_model_carries_them_too(registered):
     version, client = registered()
     model = client.get_logged_model(version.source.removeprefix("models:/"))
     logged = {(metric.key, metric.step, metric.value) for metric in model.metrics}
-    assert {("alpha/0.0/chat", 0, 0.3), ("survival/0.0", 3, 0.1)} <= logged
+    assert ("within domains/alpha/0.0/chat", 0, 0.3) in logged
+    assert ("survival by position/0.0", 3, 0.1) in logged
     assert model.params["recipe"] == "small"
     assert '"version": "1"' in model.tags["mlflow.modelVersions"]
     data = {metric.key: metric.dataset_name for metric in model.metrics}
@@ -100,7 +144,22 @@ def test_parameters_say_what_the_pair_was_made_of(registered):
         "target_num_parameters": "1",
         "training_steps": "2",
         "training_seed": "0",
+        "target_digest": short(digest("t1")),
+        "first_device": "A CPU",
+        "first_draft_length": "2",
+        "first_tree_tokens": "3",
+        "first_copy_length": "5",
     }
+
+
+def test_the_first_verdict_is_a_parameter_and_the_newest_one_a_tag(store, registered, tmp_path):
+    version, client = registered()
+    for verdict in ("block", "promote", "promote"):
+        write_json(tmp_path / "decision.json", {"verdict": verdict, "reasons": []})
+        store.attach_decision(version.version, tmp_path / "decision.json")
+    assert client.get_run(version.run_id).data.params["first_verdict"] == "block"
+    tag = client.get_model_version("demo", version.version).tags["decision"]
+    assert '"verdict": "promote"' in tag
 
 
 def test_both_corpora_are_linked_by_their_digests(registered):
@@ -116,7 +175,8 @@ def test_measuring_again_adds_what_changed_and_repeats_nothing(registered):
     registered()
     version, client = registered(1.4, {**TAGS, "speedup": "1.4000"})
     assert str(version.version) == "1"
-    assert curve(client, version.run_id, "survival/0.0") == [(1, 0.4), (2, 0.2), (3, 0.1)]
+    survival = curve(client, version.run_id, "survival by position/0.0")
+    assert survival == [(1, 0.4), (2, 0.2), (3, 0.1)]
     assert curve(client, version.run_id, "speedup") == [(0, 1.2), (0, 1.4)]
     assert client.get_run(version.run_id).data.metrics["speedup/low"] == pytest.approx(1.3)
     version, client = registered(1.2)

@@ -51,11 +51,13 @@ def test_headline_tags_come_from_the_temperature_of_the_benchmark():
         "alpha": {"0.0": {"mean": 0.5}, "0.7": {"mean": 0.4}},
         "tau": {"0.0": {"mean": 1.5}, "0.7": {"mean": 1.4}},
     }
-    benchmark = {"temperature": 0.7, "draft_length": 3, "speedup": {"mean": 1.25}}
+    speedup = {"mean": 1.25, "low": 1.2, "high": 1.3}
+    benchmark = {"temperature": 0.7, "draft_length": 3, "speedup": speedup}
     tags = evidence_tags(
         evaluation, benchmark, device="A CPU", drift="pass", corpus_digest="c" * 64
     )
     assert tags["alpha"] == "0.4000"
     assert tags["tau"] == "1.4000"
     assert tags["speedup"] == "1.2500"
+    assert (tags["speedup_low"], tags["speedup_high"]) == ("1.2000", "1.3000")
     assert tags["temperature"] == "0.7"

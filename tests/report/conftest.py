@@ -162,18 +162,94 @@ def workload(batch_size, context, temperature=0.0, **told):
         "verdict": "speculate",
         "instead": None,
         "draft_length": 2,
+        "copy_length": 5,
         "speedup": 1.4142,
+        "tokens_per_s": 31.29,
+        "plain_tokens_per_s": 22.13,
         "break_even_alpha": 0.1277,
+        "free_positions": 8,
     } | told
 
 
+def trial():
+    return {
+        "batch_size": 2,
+        "context": 111,
+        "new_tokens": 48,
+        "temperature": 0.7,
+        "draft_length": 1,
+        "copy_length": 4,
+        "predicted": 1.3721,
+        "measured": 1.4567,
+        "interval": [1.3345, 1.5678],
+        "error": -0.0581,
+        "sign_error": True,
+        "predicted_tokens_a_round": 1.5123,
+        "measured_tokens_a_round": 1.5321,
+    }
+
+
+def costs(batch_size, context, waiting):
+    """A measured cell whose forwards wait for memory up to `waiting` positions."""
+    step = 38.99 * batch_size**0.1 + context / 256
+    return {
+        "batch_size": batch_size,
+        "context": context,
+        "target_step_ms": step,
+        "draft_step_ms": 0.079 * step,
+        "verify_ms": {str(width): step * (1 + 0.03 * width) for width in range(1, 5)},
+        "drafts_at_once": False,
+        "prefill_ms": {"target": 93.4 * batch_size, "draft": 4.16 * batch_size},
+        "bound": {
+            str(width): "memory" if width <= waiting else "arithmetic" for width in range(1, 5)
+        },
+    }
+
+
+def alternative(scheme, batch_size, ratio, *, is_served=False):
+    return {
+        "scheme": scheme,
+        "same_greedy_tokens": 0.9464,
+        "batch_size": batch_size,
+        "draft_length": 1,
+        "copy_length": 5,
+        "ratio": estimate(ratio, 0.03, 4),
+        "reading_ratio": estimate(0.98 * ratio, 0.04, 4),
+        "decoding_ratio": estimate(1.02 * ratio, 0.05, 4),
+        "ratio_with_drafts": estimate(1.2 * ratio, 0.06, 4),
+        "keeps_the_targets_law": is_served,
+    }
+
+
 def advice():
-    int8 = {"scheme": "int8 weights", "ratio": estimate(1.3131, 0.04)}
-    idle = {"draft_length": 0, "speedup": 1.0, "break_even_alpha": None}
+    """What `draftsmith advise` writes; a test holds its fields against those really written."""
+    int8 = {"scheme": "int8 weights", "ratio": {"mean": 1.3131, "low": 1.2731, "high": 1.3531}}
+    idle = {"draft_length": 0, "copy_length": 0, "speedup": 1.0, "break_even_alpha": None}
     return {
         "schema": 2,
         "pair_digest": "c" * 64,
         "device": {"kind": "cpu", "name": "Other Processor", "threads": 2},
+        "provenance": {"git_revision": "def456", "packages": {"torch": "2.13.0"}, "seed": None},
+        "ceilings": {"bytes_per_s": 41992407325.5, "flop_per_s": 397097761491.1},
+        "target_size": {
+            "parameters": 134515008,
+            "weight_bytes": 269030016,
+            "cache_bytes": 23040,
+        },
+        "draft_size": {"parameters": 9808128, "weight_bytes": 19616256, "cache_bytes": 768},
+        "served_dtype": "bfloat16",
+        "measured_costs": [
+            costs(1, 64, 4),
+            costs(1, 1024, 3),
+            costs(4, 64, 1),
+            costs(4, 1024, 0),
+        ],
+        "judging_ms": {"greedy": 0.0621, "sampled": 0.1923},
+        "alternatives": [
+            alternative("int8", 1, 1.5439),
+            alternative("bfloat16", 1, 1.0, is_served=True),
+            {"scheme": "float32", "left_out": "no time left of the budget"},
+        ],
         "workloads": [
             workload(1, 64),
             workload(4, 64, verdict="about even", speedup=1.0789),
@@ -181,8 +257,15 @@ def advice():
             workload(4, 1024, verdict="quantise instead", instead=int8, **idle),
             workload(1, 64, 0.7, speedup=2.3456),
         ],
-        "trials": [{"predicted": 1.3721, "measured": 1.4567, "interval": [1.3345, 1.5678]}],
-        "prediction": {"num_trials": 7, "median_error": 0.0461, "error_bar": 0.0843},
+        "trials": [trial()],
+        "prediction": {
+            "num_trials": 7,
+            "median_error": 0.0461,
+            "median_signed_error": -0.0123,
+            "median_tokens_error": 0.0739,
+            "error_bar": 0.0843,
+            "sign_errors": 3,
+        },
     }
 
 

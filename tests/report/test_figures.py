@@ -7,7 +7,7 @@ import matplotlib as mpl
 import pytest
 
 from draftsmith.errors import ArtifactError
-from draftsmith.report import boundary, figures, tables
+from draftsmith.report import boundary, figures, step_costs, tables
 
 
 @pytest.fixture
@@ -21,6 +21,7 @@ def charts(inputs):
         "batch": figures.speedup_by_batch_size(inputs.benchmarked),
         "map": boundary.speedup_map(inputs.advice["workloads"], 0.0),
         "trials": boundary.predicted_and_measured(inputs.advice["trials"], inputs.benchmarked),
+        "steps": step_costs.step_times(inputs.advice["measured_costs"]),
     }
 
 
@@ -97,6 +98,30 @@ def test_every_workload_has_a_cell_with_its_figures_and_where_nothing_pays_it_is
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["1", "4"]
     hatched = [patch.get_hatch() for patch in axes.patches]
     assert hatched == [None, None, "//", "//"]
+
+
+def test_step_times_are_drawn_and_marks_say_what_a_forward_waits_for(inputs, charts):
+    panels = charts["steps"].axes
+    assert [axes.get_ylabel() for axes in panels] == ["ms, batch 1", "ms, batch 4"]
+    drawn = {}
+    for axes in panels:
+        for line in axes.lines:
+            empty = line.get_markerfacecolor() == "none"
+            places = line.get_markevery()
+            points = list(zip(*line.get_data(), strict=True))
+            kept = [points[place] for place in places] if places is not None else points
+            drawn.setdefault(empty, set()).update(kept)
+    for cell in inputs.advice["measured_costs"]:
+        for width, milliseconds in cell["verify_ms"].items():
+            is_hollow = cell["bound"][width] == "arithmetic"
+            assert (int(width), milliseconds) in drawn[is_hollow]
+            assert (int(width), milliseconds) not in drawn[not is_hollow]
+        assert (1, cell["target_step_ms"]) in drawn[False]
+    lines = [line for axes in panels for line in axes.lines]
+    dotted = [line.get_ydata() for line in lines if line.get_linestyle() == ":"]
+    assert {heights[0] for heights in dotted if len(heights)} == {
+        cell["draft_step_ms"] for cell in inputs.advice["measured_costs"]
+    }
 
 
 def test_the_champion_stands_beside_its_domain_only_where_it_was_measured(inputs):

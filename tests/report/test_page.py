@@ -80,6 +80,9 @@ def test_changed_numbers_change_the_page(reports, page):
         ("incumbent/by_temperature/0.7/predicted/by_domain/maths/tau/change", -0.7654, "-0.765"),
         ("benchmark/recipes/small/cost/target_step_ms", 98.76, "98.76"),
         ("advice/prediction/error_bar", 0.6789, "67.9 %"),
+        ("advice/prediction/sign_errors", 41, "a loss for a gain: 41."),
+        ("advice/ceilings/flop_per_s", 7.654e12, "7.654 TFLOP"),
+        ("benchmark/recipes/small/tau", 1.98, "tau 1.98 counted"),
     )
     before = text_of(page)
     changed = copy.deepcopy(reports)
@@ -211,6 +214,29 @@ def test_advice_without_trials_has_its_maps(reports):
     page = render_page(ReportInputs(**reports))
     assert page.count("Expected speedup by batch size") == 2
     assert "Measured against predicted" not in page
+
+
+def test_advice_tells_costs_memory_alternatives_and_its_own_errors(page):
+    text = text_of(page)
+    for shown in (
+        "a loss for a gain: 3.",
+        "the signed errors is -0.012",
+        "a copy moves 41.992 GB a second",
+        "memory up to 3, then arithmetic",
+        "target 134,515,008 269.030 MB 23.040 kB 94.372 MB",
+        "int8 1 1.54 (1.51 to 1.57)",
+        "bfloat16 (served)",
+        "left out: no time left of the budget",
+        "sign error",
+    ):
+        assert shown in text
+    assert page.count("Times of forwards by number of positions") == 1
+
+
+def test_what_is_folded_up_on_a_screen_is_printed(page):
+    assert "<details>" in page
+    _, printed = page.split("@media print")
+    assert "::details-content { display: block; content-visibility: visible;" in printed
 
 
 def test_an_uncovered_recipe_is_an_error(inputs):

@@ -1,7 +1,10 @@
-"""What a pair measured, where MLflow shows it: metrics with steps, parameters, datasets.
+"""What a pair measured, where MLflow shows it: metrics, parameters, datasets.
 
 They belong to the run behind a version and, in MLflow 3, to its logged model, so both pages show
 them and versions can be compared. They are made of evidence, and nothing reads them back.
+
+A comparison shows of each metric its last step. So what is compared has one value, and curves have
+names of their own, with `by` or `train_`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
 from draftsmith.artifacts import digest_json, read_json, short
+from draftsmith.drift.prediction import break_even_alpha
 from draftsmith.registry.pair import CORPUS_TAG, METRIC_TAGS
 
 if TYPE_CHECKING:
@@ -29,6 +33,7 @@ _FORBIDDEN = re.compile(r"[^\w -]+")  # dots and slashes would make other names 
 _LONGEST_DOMAIN = 150  # of MLflow's 250 characters for a name
 _TARGET = ("model_type", "dtype", "num_parameters", "num_layers")
 _TRAINING = ("steps", "steps_done", "predicted_tokens", "trained_parameters", "seed")
+_FIRST_VERDICT = "first_verdict"
 
 
 def log_pair(client: MlflowClient, run_id: str, model_id: str, files: PairFiles) -> None:
@@ -41,12 +46,19 @@ def log_pair(client: MlflowClient, run_id: str, model_id: str, files: PairFiles)
         files: The pair and its evidence.
     """
     points = [*_figures(files), *_curves(_training(files))]
-    _log(client, run_id, model_id, files, points, parameters(files))
+    # An upload that goes on has a run with parameters, which MLflow lets nobody change.
+    known = client.get_run(run_id).data.params
+    named = {**parameters(files), **_measured_with(files)}
+    new = {key: value for key, value in named.items() if key not in known}
+    _log(client, run_id, model_id, files, points, new)
     client.log_inputs(run_id, _datasets(files))
 
 
 def log_news(client: MlflowClient, run_id: str, model_id: str, files: PairFiles) -> None:
-    """Log what differs from what was logged last; the same point twice would draw a curve twice."""
+    """Log what differs from what was logged last; the same point twice would draw a curve twice.
+
+    A point of a curve that newer evidence no longer has stays: MLflow deletes no metric.
+    """
     news: list[_Point] = []
     known: dict[str, dict[int, float]] = {}
     for key, step, value in _figures(files):
@@ -69,13 +81,59 @@ def parameters(files: PairFiles) -> dict[str, str]:
     }
 
 
+def log_verdict(client: MlflowClient, run_id: str, verdict: str) -> None:
+    """Log what the gate first said of a pair: a parameter never changes, the newest is a tag."""
+    if _FIRST_VERDICT not in client.get_run(run_id).data.params:
+        client.log_param(run_id, _FIRST_VERDICT, verdict)
+
+
+def _measured_with(files: PairFiles) -> dict[str, str]:
+    """How a pair was first measured; the tags of its version have the latest."""
+    timed = _record(files, "benchmark.json")
+    found = {
+        "target_digest": short(files.record.target_digest),
+        "first_device": files.tags.get("device"),
+        "first_draft_length": timed.get("draft_length"),
+        "first_tree_tokens": len(timed["tree"]) if timed.get("tree") else None,
+        "first_copy_length": timed.get("lookup_length"),
+    }
+    return {key: str(value) for key, value in found.items() if value is not None}
+
+
 def _figures(files: PairFiles) -> Iterator[_Point]:
     """Points (name, step, value) of the evidence."""
     for key in METRIC_TAGS:
         if key in files.tags:
             yield key, 0, float(files.tags[key])
-    yield from _accepted(_record(files, "evaluation.json"))
-    yield from _timed(_record(files, "benchmark.json"))
+    evaluated, timed, drift = (
+        _record(files, f"{name}.json") for name in ("evaluation", "benchmark", "drift")
+    )
+    for key, value in _headlines(evaluated, timed, drift).items():
+        if value is not None:
+            yield key, 0, float(value)
+    yield from _accepted(evaluated)
+    yield from _timed(timed)
+
+
+def _headlines(
+    evaluated: Mapping[str, Any], timed: Mapping[str, Any], drift: Mapping[str, Any]
+) -> dict[str, float | None]:
+    """What tells two versions apart, beside their tags; at the temperature of the benchmark."""
+    temperature = str(float(timed.get("temperature", 0.0)))
+    survival = evaluated.get("survival", {}).get(temperature) or [None]
+    speedup, cost = timed.get("speedup", {}), timed.get("cost", {})
+    return {
+        "survival_first": survival[0],
+        "tau/served": timed.get("tau") if "expected_tau" in timed else None,
+        "lossless": evaluated.get("losslessness", {}).get("holds"),
+        "speedup/low": speedup.get("low"),
+        "speedup/high": speedup.get("high"),
+        "speedup/predicted": timed.get("predicted_speedup"),
+        "draft_length": timed.get("draft_length"),
+        "cost_ratio": cost.get("cost_ratio"),
+        "break_even_alpha": break_even_alpha(timed) if "verify_ms" in cost else None,
+        "drift_change": (drift.get("pooled") or {}).get("change"),
+    }
 
 
 def _accepted(record: Mapping[str, Any]) -> Iterator[_Point]:
@@ -83,10 +141,11 @@ def _accepted(record: Mapping[str, Any]) -> Iterator[_Point]:
         for temperature, estimate in record.get(name, {}).items():
             yield f"{name}/{temperature}", 0, estimate["mean"]
             for domain, part in estimate.get("by_domain", {}).items():
-                yield f"{name}/{temperature}/{_key_of(domain)}", 0, part["mean"]
+                # A comparison lists by name: behind what is told of all domains.
+                yield f"within domains/{name}/{temperature}/{_key_of(domain)}", 0, part["mean"]
     for temperature, values in record.get("survival", {}).items():
         for position, value in enumerate(values, start=1):
-            yield f"survival/{temperature}", position, value
+            yield f"survival by position/{temperature}", position, value
 
 
 def _key_of(domain: str) -> str:
@@ -96,15 +155,10 @@ def _key_of(domain: str) -> str:
 
 
 def _timed(record: Mapping[str, Any]) -> Iterator[_Point]:
-    for bound in ("low", "high"):
-        if bound in record.get("speedup", {}):
-            yield f"speedup/{bound}", 0, record["speedup"][bound]
-    if "predicted_speedup" in record:
-        yield "speedup/predicted", 0, record["predicted_speedup"]
     for entry in record.get("calibration", ()):
-        yield "speedup/by draft length", entry["draft_length"], entry["speedup"]
+        yield "speedup by draft length", entry["draft_length"], entry["speedup"]
     for entry in record.get("batch", ()):
-        yield "speedup/by batch size", entry["batch_size"], entry["speedup"]
+        yield "speedup by batch size", entry["batch_size"], entry["speedup"]
 
 
 def _training(files: PairFiles) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from draftsmith.artifacts import short
 from draftsmith.errors import PromotionRefusedError, RegistryError
 from draftsmith.registry.mlflow_catalog import CHAMPION
 from draftsmith.registry.mlflow_connection import redact
+from draftsmith.registry.mlflow_pages import describe
 from draftsmith.registry.mlflow_records import PROMOTION, ROLLBACK, as_recorded
 from draftsmith.registry.pair import (
     CLEARED_TAG,
@@ -91,6 +92,7 @@ def promote(
     with catalog.connection.locked():
         champion = catalog.aliases().get(CHAMPION)
         if champion == version:
+            describe(catalog)
             catalog.log().settle(champion)
             return catalog.recorded_predecessor(version)
         chosen = catalog.resolve(version)
@@ -207,6 +209,7 @@ def rollback(
         is_ours = cut is not None and (cut.kind, cut.reason) == (ROLLBACK, told)
         is_rerun = cut is not None and is_ours and left in (None, cut.predecessor)
         if cut is not None and is_rerun and wanted in (None, champion):
+            describe(catalog)
             catalog.log().settle(champion)
             return Rollback(catalog.resolve(champion).pair, cut.predecessor, is_completion=True)
         if left is not None and left != champion:
@@ -286,5 +289,6 @@ def _move_champion(
     texts = [redact(reason) for reason in reasons]
     run_id = log.begin(kind, pair, champion=champion, reasons=texts)
     move_alias(catalog, CHAMPION, pair.version)
+    describe(catalog)  # before the record ends, so that a rerun completes it
     log.finish(run_id)
     _LOG.info("event=%s name=%s version=%s from=%s", kind, pair.name, pair.version, champion)

@@ -21,6 +21,7 @@ from draftsmith.registry import description, mlflow_figures, mlflow_moves, mlflo
 from draftsmith.registry.mlflow_catalog import CHALLENGER, CHAMPION, Catalog
 from draftsmith.registry.mlflow_connection import connect, redact, translated, unless_done
 from draftsmith.registry.mlflow_fetch import check_model, fetch_pair
+from draftsmith.registry.mlflow_pages import describe
 from draftsmith.registry.mlflow_records import PROMOTION, Move
 from draftsmith.registry.mlflow_target import download_model
 from draftsmith.registry.overrides import overridden_checks
@@ -297,6 +298,7 @@ class PairStore:
         }
         text = json.dumps(summary, sort_keys=True)
         self._client.set_model_version_tag(self.name, version, DECISION_TAG, text)
+        mlflow_figures.log_verdict(self._client, str(found.run_id), str(decision["verdict"]))
         for page in pages:
             if page.suffix == ".md":
                 told = redact(description.of_report(page.read_text(encoding="utf-8")))
@@ -307,6 +309,7 @@ class PairStore:
         """Make a version what the last run proposes."""
         with self._connection.locked():
             mlflow_moves.move_alias(self._catalog, CHALLENGER, version)
+            describe(self._catalog)
 
     @translated("promoting a pair")
     def promote(

@@ -227,14 +227,16 @@ def evidence_tags(
             another one.
 
     Returns:
-        Tags `alpha`, `tau`, `speedup`, `temperature`, `draft_length`, `device`, `drift`,
-        `evaluated_corpus_digest`.
+        Tags `alpha`, `tau`, `speedup`, `speedup_low`, `speedup_high`, `temperature`,
+        `draft_length`, `device`, `drift`, `evaluated_corpus_digest`.
     """
     temperature = str(float(benchmark.get("temperature", 0.0)))
+    speedup = benchmark["speedup"]
     return {
         "alpha": _figure(evaluation["alpha"][temperature]["mean"]),
         "tau": _figure(evaluation["tau"][temperature]["mean"]),
-        "speedup": _figure(benchmark["speedup"]["mean"]),
+        "speedup": _figure(speedup["mean"]),
+        **{f"speedup_{bound}": _figure(speedup[bound]) for bound in ("low", "high")},
         "temperature": temperature,
         "draft_length": str(benchmark["draft_length"]),
         "device": device,

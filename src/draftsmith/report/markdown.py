@@ -92,7 +92,7 @@ def _headline(inputs: ReportInputs) -> Iterator[tuple[str, str]]:
         yield f"tau at temperature {key}", interval(record["tau"][key], 2)
     if inputs.break_even is not None:
         yield "least alpha that pays, by isolated forwards", number(inputs.break_even)
-    yield f"speedup at batch 1, {draft_lengths(speed)}", interval(speed["speedup"])
+    yield f"speedup at batch 1 ({draft_lengths(speed)})", interval(speed["speedup"])
     yield "predicted speedup", times(speed["predicted_speedup"])
     for name, estimate in sorted((speed.get("ratios") or {}).items()):
         yield words(name), interval(estimate)

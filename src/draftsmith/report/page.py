@@ -1,8 +1,8 @@
 """The page of a run: self-contained HTML, verdict first. The layout is in `templates/page.html.j2`.
 
-Numbers come from the reports as they are; two are computed from them, the least alpha that pays and
-measured minus predicted speedup. All text is escaped by the template engine; only the charts, drawn
-by this package, are embedded as they are.
+Numbers come from the reports as they are; three are computed from them: the least alpha that pays,
+measured minus predicted speedup, and the caches of the largest batch that was advised on. All text
+is escaped by the template engine; only the charts, drawn by this package, are embedded as they are.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from draftsmith.report import boundary, figures, tables
+from draftsmith.report import boundary, figures, step_costs, tables
 from draftsmith.report.inputs import ReportInputs
 
 _SEVERITY_WORDS = {"block": "blocking", "warn": "warning only", "off": "switched off"}
 _FILTERS = (
     tables.number, tables.count, tables.signed, tables.percent, tables.times, tables.interval,
     tables.change, tables.digest, tables.words, tables.reasons, tables.draft_lengths,
-    tables.predicted_tau, tables.advised, tables.survival,
+    tables.predicted_tau, tables.advised, tables.survival, tables.scaled, tables.waits_for,
+    tables.memory,
 )  # fmt: skip
 _FAILED = ("fail", "overridden")  # stand first
 _Drawn = tuple[str, Figure, str]
@@ -48,7 +49,11 @@ def render_page(inputs: ReportInputs) -> str:
         device_facts=list(tables.facts(inputs.benchmark["device"])),
         provenance={
             name: list(tables.facts(report.get("provenance") or {}))
-            for name, report in (("evaluation", inputs.evaluation), ("benchmark", inputs.benchmark))
+            for name, report in (
+                ("evaluation", inputs.evaluation),
+                ("benchmark", inputs.benchmark),
+                ("advice", inputs.advice or {}),
+            )
         },
     )
 
@@ -97,10 +102,14 @@ def _speed(inputs: ReportInputs) -> Iterator[_Drawn]:
 
 
 def _advice(inputs: ReportInputs) -> Iterator[_Drawn]:
-    advice = inputs.advice or {"workloads": [], "trials": []}
+    advice = inputs.advice
+    if advice is None:
+        return
     for temperature in sorted({entry["temperature"] for entry in advice["workloads"]}):
         figure = boundary.speedup_map(advice["workloads"], temperature)
         yield f"map_{temperature}", figure, "Expected speedup by batch size and prompt"
     if advice["trials"]:
         figure = boundary.predicted_and_measured(advice["trials"], inputs.benchmarked)
         yield "trials", figure, "Measured against predicted speedup"
+    figure = step_costs.step_times(advice["measured_costs"])
+    yield "steps", figure, "Times of forwards by number of positions"

@@ -28,7 +28,8 @@ def write_evaluation_plots(evaluation: Mapping[str, Any], reports: Path) -> None
     recipes: Mapping[str, Mapping[str, Any]] = evaluation["recipes"]
     headline = evaluation["temperatures"][0]
     with atomic_directory(reports / "plots" / "evaluation") as folder:
-        # At one temperature: the templates of DVC tell no series of a file apart.
+        # At one temperature, and several recipes in the labels: the templates of DVC tell no series
+        # of a file apart.
         header = ("recipe", "position", "survival")
         _write_csv(folder / "survival.csv", header, _survival(recipes, headline))
         header = ("recipe", "domain", "alpha")
@@ -58,7 +59,7 @@ def write_benchmark_plots(benchmark: Mapping[str, Any], reports: Path) -> None:
             folder / "speedup.csv",
             ("recipe", "draft_length", "speedup"),
             (
-                (name, entry["draft_length"], entry["speedup"])
+                (name, _label(entry["draft_length"], name, recipes), entry["speedup"])
                 for name, record in recipes.items()
                 for entry in record["calibration"]
             ),
@@ -87,7 +88,7 @@ def _survival(
 ) -> Iterable[Sequence[object]]:
     for name, record in recipes.items():
         for position, value in enumerate(record["survival"][temperature], start=1):
-            yield name, position, value
+            yield name, _label(position, name, recipes), value
 
 
 def _alpha(
@@ -95,7 +96,12 @@ def _alpha(
 ) -> Iterable[Sequence[object]]:
     for name, record in recipes.items():
         for domain, part in record["alpha"][temperature]["by_domain"].items():
-            yield name, f"{domain} ({name})" if len(recipes) > 1 else domain, part["mean"]
+            yield name, _label(domain, name, recipes), part["mean"]
+
+
+def _label(place: object, recipe: str, recipes: Mapping[str, object]) -> str:
+    """Of an axis that all recipes share: "chat", or "chat (eagle)" where there are several."""
+    return f"{place} ({recipe})" if len(recipes) > 1 else str(place)
 
 
 def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

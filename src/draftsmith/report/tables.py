@@ -9,6 +9,7 @@ from typing import Any
 from draftsmith.artifacts import short
 
 MISSING = "–"
+_PREFIXES = ("", "k", "M", "G", "T")
 
 
 def number(value: float | str | None, digits: int = 3) -> str:
@@ -23,6 +24,14 @@ def number(value: float | str | None, digits: int = 3) -> str:
 def count(value: int | None) -> str:
     """A whole number with thousands separated."""
     return MISSING if value is None else f"{value:,d}"
+
+
+def scaled(value: float, unit: str) -> str:
+    """A large quantity with its unit: 269.030 MB; below a thousand it stays whole."""
+    power = 0
+    while value >= 1000 and power < len(_PREFIXES) - 1:  # noqa: PLR2004  as the prefixes
+        value, power = value / 1000, power + 1
+    return f"{value:,.{3 if power else 0}f} {_PREFIXES[power]}{unit}"
 
 
 def signed(value: float | None, digits: int = 3) -> str:
@@ -115,17 +124,37 @@ def advised(entry: Mapping[str, Any]) -> str:
     return f"{entry['speedup']:.2f} at {entry['draft_length']}{doubt}"
 
 
+def waits_for(cell: Mapping[str, Any]) -> str:
+    """What verifications of so many positions wait for: "memory up to 8, then arithmetic"."""
+    widths = sorted(cell["bound"], key=int)
+    waiting = [width for width in widths if cell["bound"][width] == "memory"]
+    if not waiting:
+        return "arithmetic"
+    if len(waiting) == len(widths):
+        return "memory"
+    return f"memory up to {waiting[-1]}, then arithmetic"
+
+
+def memory(advice: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Sizes of target and draft in advice.json, with the caches of its largest measured batch."""
+    tokens = max(cell["batch_size"] * cell["context"] for cell in advice["measured_costs"])
+    return {
+        name: {**size, "largest": tokens * size["cache_bytes"]}
+        for name, size in (("target", advice["target_size"]), ("draft", advice["draft_size"]))
+    }
+
+
 def facts(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Nested plain values as rows of (dotted name, text), in the order of the mapping.
 
-    Lists of mappings are left out.
+    Lists of mappings and of lists are left out.
     """
     for key, value in data.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from facts(value, f"{name}.")
         elif isinstance(value, list | tuple):
-            if not any(isinstance(item, Mapping) for item in value):  # no curve in words
+            if not any(isinstance(item, Mapping | list) for item in value):  # no curve in words
                 yield name, ", ".join(str(item) for item in value) or MISSING
         elif isinstance(value, float):
             yield name, f"{value:.6g}"

@@ -25,7 +25,7 @@ from draftsmith.errors import ConfigError
 from draftsmith.report.terminal import measured_table
 
 if TYPE_CHECKING:
-    from draftsmith.registry.generation import Generation
+    from draftsmith.registry.generated import Generation
 
 _FIGURES = ("block_efficiency", "tokens_per_s")
 

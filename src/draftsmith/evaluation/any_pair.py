@@ -116,10 +116,8 @@ def measure(
         target, draft, encoded, stop_ids=chat.stop_ids, config=config, lookup_length=lookup_length
     )
     contestants = Contestants(target.model, draft, chat.stop_ids, lookup_length)
-    first = config.calibration_prompts
-    # What is counted on twice as many chooses, too; where there are no others, they confirm.
-    held_out = encoded[2 * first :] or encoded[first:]
-    bench = PairBench(config, contestants, [*encoded[:first], *held_out], on_phase=on_phase)
+    benched = _benched(encoded, config.calibration_prompts)
+    bench = PairBench(config, contestants, benched, on_phase=on_phase)
     copied = acceptance["copied"]
     survival = Survival(acceptance["survival"], copied["share"], copied["survival"])
     guesses = _guesses(target.model, draft, encoded, contestants, config)
@@ -133,6 +131,15 @@ def measure(
         "pair_digest": digest_json(pair),
         **verdict(entry),
     }
+
+
+def _benched(encoded: Sequence[list[int]], first: int) -> list[list[int]]:
+    """Those that calibrate, then those that confirm.
+
+    What is counted on twice as many as calibrate chooses, too; where there are no others, they
+    confirm.
+    """
+    return [*encoded[:first], *(encoded[2 * first :] or encoded[first:])]
 
 
 def _acceptance(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -22,18 +21,15 @@ from draftsmith.decoding import (
     Lengths,
     LookupFirstProposer,
     Request,
-    Result,
     Sampling,
     SamplingParams,
     TokenText,
-    Trace,
     Tree,
     with_lookup,
 )
 from draftsmith.decoding.matching import LosslessMode, require_lossless
 from draftsmith.decoding.proposers import Proposer
 from draftsmith.decoding.request import require_known
-from draftsmith.decoding.trace import block_efficiency
 from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.errors import TargetError
 from draftsmith.evaluation.adaptive import AdaptiveLengths
@@ -49,6 +45,7 @@ from draftsmith.evaluation.guesses import (
 )
 from draftsmith.evaluation.profiling import Grid, cost_key, held_costs, kept_costs, round_costs
 from draftsmith.registry.advice_table import nearest_entry
+from draftsmith.registry.generated import Generation
 from draftsmith.registry.pair import PairRecord
 from draftsmith.targets.loading import LoadedTarget
 
@@ -63,39 +60,6 @@ LONGEST = Lengths(draft=8, copy=12)  # that an adaptive length may choose
 _LEAST_WIDTH = 28  # drafts that kept costs cover: a tree of 16 nodes beside such copies
 
 DraftLength = int | Literal["adaptive"]
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One answer and what it took.
-
-    Attributes:
-        text: What the tokens spell, without special tokens; it ends before a stop string.
-        token_ids: Committed tokens; the stop token, or the one that completed a stop string,
-            included.
-        finish_reason: stop or length.
-        stopped_by: The stop token or stop string that ended it, else None.
-        num_rounds: Target forwards after the prefill.
-        block_efficiency: Tokens committed per target forward (tau).
-        tokens_per_s: Committed tokens over the wall time of the whole call, prefill included.
-        latency_s: That time.
-        params: How the request was sampled.
-        trace: Its rounds.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: Literal["stop", "length", "abort"]
-    stopped_by: int | str | None
-    num_rounds: int
-    num_drafted: int
-    num_accepted: int
-    block_efficiency: float
-    tokens_per_s: float
-    latency_s: float
-    num_prompt_tokens: int
-    params: SamplingParams
-    trace: Trace
 
 
 class Pair:
@@ -176,7 +140,9 @@ class Pair:
         engine = self.engine(draft_length, verify=verify)
         start = time.perf_counter()
         result = engine.generate([request])[0]
-        return self._generation(request, result, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        text = AnswerText(self.token_text, request.params.stop_strings)
+        return Generation.of(request, result, text.add(result.token_ids, result), seconds=seconds)
 
     def stream(
         self,
@@ -388,23 +354,3 @@ class Pair:
         chat = [dict(message) for message in messages]
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         return list(tokenizer(text, add_special_tokens=False).input_ids)
-
-    def _generation(self, request: Request, result: Result, seconds: float) -> Generation:
-        trace = result.trace
-        return Generation(
-            text=AnswerText(self.token_text, request.params.stop_strings).add(
-                result.token_ids, result
-            ),
-            token_ids=list(result.token_ids),
-            finish_reason=result.finish_reason,
-            stopped_by=result.stopped_by,
-            num_rounds=trace.num_rounds,
-            num_drafted=sum(trace.drafted),
-            num_accepted=sum(trace.accepted),
-            block_efficiency=block_efficiency([trace]),
-            tokens_per_s=len(result.token_ids) / seconds,
-            latency_s=seconds,
-            num_prompt_tokens=len(request.prompt_ids),
-            params=request.params,
-            trace=trace,
-        )

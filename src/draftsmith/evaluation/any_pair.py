@@ -103,13 +103,7 @@ def measure(
     Raises:
         CorpusError: No prompts.
     """
-    if not prompts:
-        raise CorpusError(
-            "measuring a pair",
-            found="no prompts",
-            expected="at least one",
-            remedy="name a file with prompts",
-        )
+    _require_some(prompts)
     chat = make_chat(target.model, target.tokenizer)
     encoded = in_turn([(p.prompt_id, p.domain, chat.prompt_ids(p)) for p in prompts])
     acceptance = _acceptance(
@@ -122,15 +116,25 @@ def measure(
     survival = Survival(acceptance["survival"], copied["share"], copied["survival"])
     guesses = _guesses(target.model, draft, encoded, contestants, config)
     entry = bench.run(survival, guesses) | acceptance
-    pair = {"target": target.identity.digest, "draft": draft.manifest.digest}
+    known = draft.manifest
     return {
         **entry,
-        "recipe": draft.manifest.recipe,
-        "family": draft.manifest.family,
-        "draft_digest": draft.manifest.digest,
-        "pair_digest": digest_json(pair),
+        "recipe": known.recipe,
+        "family": known.family,
+        "draft_digest": known.digest,
+        "pair_digest": digest_json({"target": target.identity.digest, "draft": known.digest}),
         **verdict(entry),
     }
+
+
+def _require_some(prompts: Sequence[Prompt]) -> None:
+    if not prompts:
+        raise CorpusError(
+            "measuring a pair",
+            found="no prompts",
+            expected="at least one",
+            remedy="name a file with prompts",
+        )
 
 
 def _benched(encoded: Sequence[list[int]], first: int) -> list[list[int]]:

@@ -62,12 +62,15 @@ class Mix:
     advice: Report
 
     def workloads(self) -> list[Workload]:
-        """In a mixed order, none with prompts longer than any that was advised on."""
+        """In a mixed order, none larger or with longer prompts than any that was advised on."""
         entries = self.advice["workloads"]
         temperatures = sorted({float(entry["temperature"]) for entry in entries})
-        longest = max(int(entry["context"]) for entry in entries)
+        largest, longest = (
+            max(int(entry[key]) for entry in entries) for key in ("batch_size", "context")
+        )
         contexts = [context for context in CONTEXTS if context <= longest] or [longest]
-        cells = itertools.product(SIZES, contexts, ANSWERS, temperatures)
+        sizes = [size for size in SIZES if size <= largest]
+        cells = itertools.product(sizes, contexts, ANSWERS, temperatures)
         mixed = [Workload(*cell) for cell in cells]
         random.Random(_SEED).shuffle(mixed)
         return mixed
@@ -87,11 +90,12 @@ class Mix:
         circle = itertools.islice(itertools.cycle(self.prompts), first, first + len(self.prompts))
         group = deepened(list(circle), workload.context)[:size]
         choices = self.choices(workload)
+        # Prompts of a new size are slow to read the first time, whoever reads them.
+        arm_of(pair, choices[RIVAL], max_new_tokens=_WARMING_TOKENS, batch_size=size)(group)
         found = {}
         for name in list(choices)[:: -1 if place % 2 else 1]:
-            arm = partial(arm_of, pair, choices[name], batch_size=size)
-            arm(max_new_tokens=_WARMING_TOKENS)(group)
-            found[name] = timed(partial(arm(max_new_tokens=workload.new_tokens), group))
+            arm = arm_of(pair, choices[name], max_new_tokens=workload.new_tokens, batch_size=size)
+            found[name] = timed(partial(arm, group))
         return {name: found[name] for name in choices}
 
 
@@ -104,7 +108,7 @@ def advised(advice: Report, workload: Workload) -> Choice:
         context=workload.context,
         new_tokens=workload.new_tokens,
     )
-    assert entry is not None  # temperatures are those of the advice
+    assert entry is not None  # workloads lie within the advice
     tree = Tree(tuple(entry["tree"])) if entry["tree"] else None
     return Choice(int(entry["draft_length"]), int(entry["copy_length"]), tree)
 

@@ -99,7 +99,7 @@ def test_a_batch_is_decoded_as_was_advised_on_what_is_most_like_it(told):
 
     assert found(1, 100, 50, 0.0) == Choice(1, 2)
     assert found(2, 10, 50, 0.0) == Choice(1, 0, Tree((0, 0)))
-    assert found(8, 10, 50, 0.7) == Choice(0, 3)
+    assert found(3, 10, 50, 0.7) == Choice(0, 3)
     assert found(1, 10, 50, 0.7) == Choice(0, 0)
 
 

@@ -39,7 +39,7 @@ def workload(batch_size, context, new_tokens, *, temperature=0.0, draft=1, copy=
 
 def advice_of(digest, *workloads, **facts):
     told = {"schema": SCHEMA, "pair_digest": digest, "device": device()}
-    return told | {"workloads": list(workloads)} | facts
+    return told | {"prediction": {"error_bar": 0.1}, "workloads": list(workloads)} | facts
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,9 @@ def test_the_nearest_workload_counts_and_of_batches_the_next_larger():
 
     assert found(1, 70, 20) == (1, 64, 16)
     assert found(2, 600, 200) == (4, 1024, 512)
-    assert found(64, 10, 1000) == (16, 64, 512)
+    assert found(16, 10, 1000) == (16, 64, 512)
     assert nearest_entry(advice, rows=1, temperature=0.7) is None
+    assert nearest_entry(advice, rows=17, temperature=0.0) is None
 
 
 def test_an_engine_decodes_as_was_advised_and_else_as_was_measured(join):
@@ -110,6 +111,7 @@ def test_an_engine_decodes_as_was_advised_and_else_as_was_measured(join):
     assert join(None).lengths_at(1) == Lengths(3, 4)
     warm = advice_of("any", workload(1, 256, 64, temperature=0.7))
     assert join(warm).lengths_at(1) == Lengths(3, 4), "the benchmark's temperature counts"
+    assert pair.lengths_at(5) == Lengths(3, 4), "of such batches nothing was advised"
 
 
 @pytest.mark.parametrize(("draft", "copy"), [(0, 0), (0, 3), (2, 3)])
@@ -138,6 +140,9 @@ def test_a_loaded_pair_takes_the_advice_that_lies_in_its_project(folder):
     elsewhere = device() | {"name": "another processor"}
     write_json(root / ADVICE, advice_of(record.digest, entry, device=elsewhere))
     assert load(root) == Lengths(3, 4)
+    unchecked = {"error_bar": None}
+    write_json(root / ADVICE, advice_of(record.digest, entry, prediction=unchecked))
+    assert load(root) == Lengths(3, 4), "what was measured counts before what nobody checked"
     write_text(root / ADVICE, "{")
     assert load(root) == Lengths(3, 4), "a service starts though the file is damaged"
     (root / ADVICE).unlink()

@@ -294,3 +294,43 @@ def test_the_decision_is_plain_json_and_depends_on_the_reports_alone(reports):
     first, second = judged(reports), judged(reports)
     assert reports == before
     assert json.dumps(first, allow_nan=False) == json.dumps(second)
+
+
+def advised(verdict, *, device=None, context=64):
+    entry = {"batch_size": 1, "context": context, "new_tokens": 64, "temperature": 0.0}
+    other = entry | {"batch_size": 16, "verdict": "do not speculate"}
+    device = device or {"kind": "cpu", "name": "Some Processor"}
+    return {"device": device, "workloads": [entry | {"verdict": verdict}, other]}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "judged_as"),
+    [
+        ("speculate", "pass"),
+        ("about even", "pass"),
+        ("do not speculate", "fail"),
+        ("copies alone", "fail"),
+        ("quantise instead", "fail"),
+    ],
+)
+def test_advice_against_the_draft_at_batch_1_is_a_warning(reports, verdict, judged_as):
+    decision = judged(reports | {"advice": advised(verdict)})
+    check = check_of(decision, "advice")
+    assert (check["verdict"], check["severity"]) == (judged_as, "warn")
+    assert check["measured"] == verdict
+    assert bool(check["remedy"]) == (judged_as == "fail")
+    assert decision["verdict"] == "promote"
+
+
+def test_advice_blocks_where_the_configuration_says_so(reports):
+    against = reports | {"advice": advised("do not speculate")}
+    decision = judged(against, checks={"advice": "block"})
+    assert (decision["verdict"], failing(decision)) == ("block", ["advice"])
+    assert judged(reports, checks={"advice": "block"})["verdict"] == "promote"
+
+
+def test_advice_of_another_device_says_nothing(reports):
+    elsewhere = {"kind": "cpu", "name": "Another Processor"}
+    reports["advice"] = advised("do not speculate", device=elsewhere)
+    assert check_of(judged(reports), "advice")["verdict"] == "skip"
+    assert check_of(judged(reports | {"advice": None}), "advice")["verdict"] == "skip"

@@ -37,7 +37,7 @@ OffAtZero = Annotated[float, typer.Option(help="0 is off.")]
 DraftLength = Annotated[
     str | None,
     typer.Option(
-        metavar="N|adaptive", help="Tokens drafted a round; default: the best length measured."
+        metavar="N|adaptive", help="Tokens drafted a round; default: the best length found."
     ),
 ]
 TelemetryFile = Annotated[

@@ -37,6 +37,11 @@ def is_of_device(advice: Mapping[str, Any], device: Mapping[str, Any]) -> bool:
     return all(measured.get(key) == device.get(key) for key in _DEVICE)
 
 
+def is_checked(advice: Mapping[str, Any]) -> bool:
+    """Whether enough workloads were decoded to say how far its predictions are off."""
+    return advice["prediction"]["error_bar"] is not None
+
+
 def nearest_entry(
     advice: Mapping[str, Any],
     *,
@@ -45,18 +50,20 @@ def nearest_entry(
     context: int = 256,
     new_tokens: int = 128,
 ) -> Mapping[str, Any] | None:
-    """The workload that is most like one; None where the temperature was not advised on.
+    """The workload that is most like one; None where nothing near it was advised on.
 
-    Of two measured batch sizes the larger one counts, beyond all of them the largest; of contexts
-    and answers those that are nearest by their ratio.
+    Of two measured batch sizes the larger one counts; of larger batches than any, and of other
+    temperatures, nothing is known. Of contexts and answers those count that are nearest by their
+    ratio.
     """
     entries: list[Mapping[str, Any]] = [
-        entry for entry in advice["workloads"] if float(entry["temperature"]) == temperature
+        entry
+        for entry in advice["workloads"]
+        if float(entry["temperature"]) == temperature and int(entry["batch_size"]) >= rows
     ]
     if not entries:
         return None
-    sizes = sorted({int(entry["batch_size"]) for entry in entries})
-    size = next((measured for measured in sizes if measured >= rows), sizes[-1])
+    size = min(int(entry["batch_size"]) for entry in entries)
 
     def distance(entry: Mapping[str, Any]) -> float:
         wanted = {"context": context, "new_tokens": new_tokens}

@@ -12,6 +12,7 @@ from typing import Any
 
 from draftsmith.artifacts import read_json, short, write_json
 from draftsmith.errors import ArtifactError, EvidenceError
+from draftsmith.registry.advice_table import ADVICE, read_advice
 from draftsmith.registry.device_evidence import (
     PROGRAM,
     Report,
@@ -96,3 +97,16 @@ def benchmark_for_gate(
         registration=registration,
         wanted=device,
     )
+
+
+def advice_for_gate(reports: Mapping[str, Report], *, root: Path = Path()) -> Report | None:
+    """What `draftsmith advise` found of the registered pair; None where it was not run for it.
+
+    Args:
+        reports: reports/registration.json, by its name.
+        root: The project's folder.
+
+    Raises:
+        ArtifactError: The file is damaged.
+    """
+    return read_advice(root / ADVICE, reports["registration"]["pair_digest"])

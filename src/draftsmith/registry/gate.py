@@ -98,6 +98,7 @@ def _rules(
             ratio.name: partial(rule.ratio, evidence, ratio, severity=severities[ratio.name])
             for ratio in _ratios(config)
         },
+        "advice": partial(rule.advice, evidence),
     }
 
 

@@ -32,6 +32,7 @@ DEFAULT_SEVERITIES: Mapping[str, Severity] = MappingProxyType(
         "better_than_generate": "warn",
         "better_than_prompt_lookup": "warn",
         "engine_ratio": "warn",
+        "advice": "warn",
     }
 )
 # Without these no other check means anything, so nobody can sign them away.

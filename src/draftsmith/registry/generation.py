@@ -36,11 +36,18 @@ from draftsmith.decoding.trace import block_efficiency
 from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.errors import TargetError
 from draftsmith.evaluation.adaptive import AdaptiveLengths
-from draftsmith.evaluation.arms import Contestants
+from draftsmith.evaluation.arms import Contestants, copies_alone
 from draftsmith.evaluation.choice import served_lengths
 from draftsmith.evaluation.cost_model import Survival
-from draftsmith.evaluation.guesses import Guesses, measured_trees, served_tree, served_trees
+from draftsmith.evaluation.guesses import (
+    Guesses,
+    measured_trees,
+    served_tree,
+    served_trees,
+    with_trees,
+)
 from draftsmith.evaluation.profiling import Grid, cost_key, held_costs, kept_costs, round_costs
+from draftsmith.registry.advice_table import nearest_entry
 from draftsmith.registry.pair import PairRecord
 from draftsmith.targets.loading import LoadedTarget
 
@@ -50,6 +57,7 @@ if TYPE_CHECKING:
 Messages = Sequence[Mapping[str, str]]
 REQUEST_ID = "0"
 _MAX_NEW_TOKENS = 128
+_ANY_SIZE = 1 << 30
 LONGEST = Lengths(draft=8, copy=12)  # that an adaptive length may choose
 
 DraftLength = int | Literal["adaptive"]
@@ -101,7 +109,7 @@ class Pair:
         token_text: What the target's tokens spell.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  each is read from a file of its own
         self,
         record: PairRecord,
         evidence: Mapping[str, Any],
@@ -110,6 +118,7 @@ class Pair:
         draft: LoadedDraft,
         measured: Mapping[str, Any],
         costs: Path,
+        advice: Mapping[str, Any] | None = None,
     ) -> None:
         """Join a target and a draft that were loaded for one another.
 
@@ -121,12 +130,16 @@ class Pair:
             measured: The benchmark record of the nearest device, which says how long drafts and
                 copies are unless a call does; empty where nothing was measured.
             costs: Folder in which measured costs of an adaptive length are kept.
+            advice: What `draftsmith advise` found of this pair on this device; its choice of
+                lengths counts before that of the benchmark.
         """
         self.record = record
         self.evidence = dict(evidence)
         self.target, self.draft = target, draft
         self._measured = measured
-        self.draft_length, self.lookup_length = self.lengths_at(1)
+        self._advice = advice
+        self.draft_length = self.lengths_at(1).draft
+        self.lookup_length = served_lengths(measured, rows=1)[1]
         self._costs = costs
         self.token_text = TokenText(target.tokenizer)
         self._adaptive: dict[int, AdaptiveLengths] = {}
@@ -145,7 +158,7 @@ class Pair:
         Args:
             messages_or_text: A chat (`[{"role": ..., "content": ...}]`), or a text: one user turn
                 where the target has a chat template, a plain prefix where it has none.
-            draft_length: Tokens proposed in a round; None takes the one that was measured best,
+            draft_length: Tokens proposed in a round; None takes what was found best,
                 "adaptive" the chain or tree that pays for this text now, by costs that are measured
                 at the first such call on this device and kept.
             verify: "match" makes a seed's answer independent of the drafts; see `Engine`.
@@ -234,11 +247,15 @@ class Pair:
             proposer = LookupFirstProposer(drafter, adaptive)
             longest = max(adaptive.limit)
         else:
-            lengths, tree = self.lengths_at(max_rows), self.tree_at(max_rows)
+            lengths, tree = self._served(max_rows)
             if draft_length is not None:
-                lengths, tree = Lengths(draft_length, self.lookup_length), None
-            drafter = self.draft.proposer(trees=served_trees(tree, max_rows))
-            proposer, longest = with_lookup(drafter, *lengths)
+                copies = self.lookup_length if draft_length else 0
+                lengths, tree = Lengths(draft_length, copies), None
+            if lengths.draft == 0 and lengths.copy:
+                proposer, longest = copies_alone(), lengths.copy
+            else:
+                drafter = self.draft.proposer(trees=served_trees(tree, max_rows))
+                proposer, longest = with_lookup(drafter, *lengths)
         return Engine(
             self.target.model,
             proposer,
@@ -249,12 +266,24 @@ class Pair:
         )
 
     def lengths_at(self, max_rows: int) -> Lengths:
-        """The lengths that were measured best for so many requests in flight."""
-        return Lengths(*served_lengths(self._measured, rows=max_rows))
+        """The lengths that were found best for so many requests in flight; 0 and 0 is nothing."""
+        return self._served(max_rows)[0]
 
     def tree_at(self, max_rows: int) -> Tree | None:
-        """The tree that was measured best for so many requests in flight; None is a chain."""
-        return served_tree(self._measured, rows=max_rows)
+        """The tree that was found best for so many requests in flight; None is a chain."""
+        return self._served(max_rows)[1]
+
+    def _served(self, max_rows: int) -> tuple[Lengths, Tree | None]:
+        """What was advised on requests of usual length, else what the benchmark chose."""
+        told = self._advice and nearest_entry(
+            self._advice, rows=max_rows, temperature=self._benchmark_temperature
+        )
+        if not told:
+            tree = served_tree(self._measured, rows=max_rows)
+            return Lengths(*served_lengths(self._measured, rows=max_rows)), tree
+        parents = tuple(told["tree"])
+        lengths = Lengths(told["draft_length"], told["copy_length"])
+        return lengths, Tree(parents) if parents else None
 
     @property
     def chain_length(self) -> int:
@@ -316,10 +345,12 @@ class Pair:
         return Contestants(self.target.model, self.draft, self.stop_token_ids(), self.lookup_length)
 
     def survivals(self) -> dict[float, Survival]:
-        """Measured acceptance by temperature; empty where there is no evidence."""
+        """Measured acceptance by temperature, that of served trees included; empty if unknown."""
         evaluated = self.evidence.get("evaluation", {})
+        trees = measured_trees(self._measured, rows=_ANY_SIZE)
+        guesses = self._recorded_guesses()
         return {
-            float(key): Survival.recorded(evaluated, float(key))
+            float(key): with_trees(Survival.recorded(evaluated, float(key)), guesses, trees)
             for key in evaluated.get("alpha", ())
         }
 

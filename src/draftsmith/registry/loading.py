@@ -19,8 +19,9 @@ import torch
 
 from draftsmith.artifacts import read_json
 from draftsmith.drafts.checkpoint import load_draft
-from draftsmith.errors import RegistryError
+from draftsmith.errors import ArtifactError, RegistryError
 from draftsmith.provenance import processor_name
+from draftsmith.registry.advice_table import ADVICE, is_checked, is_of_device, read_advice
 from draftsmith.registry.device_evidence import served_as
 from draftsmith.registry.generation import Pair
 from draftsmith.registry.pair import DTYPE_TAG, SOURCE_TAG, PairRecord, PairVersion
@@ -137,7 +138,21 @@ def load_directory(
         draft=draft,
         measured=measured,
         costs=base / COSTS,
+        advice=_advice(base, record.digest, device),
     )
+
+
+def _advice(root: Path, digest: str, device: str) -> dict[str, Any] | None:
+    """What was advised on this pair; None where it was not, or elsewhere, or not checked."""
+    try:
+        advice = read_advice(root / ADVICE, digest)
+    except ArtifactError as error:
+        _LOG.warning("event=advice_unread error=%s", error)
+        return None
+    if advice is None or not is_checked(advice):
+        return None
+    here = {**_named_device(device), "threads": torch.get_num_threads()}
+    return advice if is_of_device(advice, here) else None
 
 
 def target_reachable(item: PairVersion, *, root: Path) -> bool:

@@ -12,10 +12,13 @@ from typing import Any, Literal
 
 from draftsmith.drift.settings import temperature_key
 from draftsmith.errors import EvidenceError
+from draftsmith.registry.advice_table import SPECULATES, is_of_device, nearest_entry
 from draftsmith.registry.checks import Check, check, skipped
 from draftsmith.registry.device_evidence import IMPORTED_FROM, PROGRAM, is_device
 from draftsmith.registry.gate_settings import GateConfig, Severity
 from draftsmith.registry.pair import pair_digest
+
+_SHORT = 64  # tokens, about those of the benchmark's prompts and answers
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class GateEvidence:
         drift: `reports/drift.json`.
         incumbent: `reports/incumbent.json`, where there is one.
         champion: The version that held the alias when the pair was compared, where there was one.
+        advice: `reports/advice.json`, where `draftsmith advise` was run for this pair.
     """
 
     registration: Mapping[str, Any]
@@ -39,6 +43,7 @@ class GateEvidence:
     drift: Mapping[str, Any]
     incumbent: Mapping[str, Any] | None = None
     champion: str | None = None
+    advice: Mapping[str, Any] | None = None
 
     @property
     def evaluated(self) -> Mapping[str, Any]:
@@ -219,6 +224,28 @@ def ratio(evidence: GateEvidence, rule: RatioRule, *, severity: Severity) -> Che
         measured="nothing" if estimate is None else estimate,
         failure=failure,
         remedy=rule.remedy,
+    )
+
+
+def advice(evidence: GateEvidence) -> Check:
+    """What `draftsmith advise` found on this device says nothing against the draft at batch 1."""
+    requirement = "advice to speculate for single requests with short prompts and answers"
+    found, benchmark = evidence.advice, evidence.benchmark
+    at = float(evidence.benchmarked.get("temperature", 0.0))
+    told = None
+    if found is not None and is_of_device(found, benchmark["device"]):
+        told = nearest_entry(found, rows=1, temperature=at, context=_SHORT, new_tokens=_SHORT)
+    if told is None:
+        why = "`draftsmith advise` was not run for this pair where its speed was measured"
+        return skipped("advice", severity="warn", requirement=requirement, why=why)
+    is_against = told["verdict"] not in SPECULATES
+    return check(
+        "advice",
+        severity="warn",
+        requirement=requirement,
+        measured=str(told["verdict"]),
+        failure="the draft is not what pays best there" if is_against else "",
+        remedy="do as the table of `draftsmith advise` says, or raise alpha and advise again",
     )
 
 

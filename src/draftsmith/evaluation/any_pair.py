@@ -94,8 +94,7 @@ def measure(
     Args:
         target: The target in its serving dtype.
         draft: Joined to it.
-        prompts: The first ones, domains in turn, count acceptance and calibrate; the others
-            confirm.
+        prompts: The first ones, domains in turn, calibrate; the others confirm.
         config: Budget.
         lookup_length: Tokens copied from the text in the draft's place; 0 never copies.
         on_phase: As in `PairBench`.
@@ -116,10 +115,8 @@ def measure(
         target, draft, encoded, stop_ids=chat.stop_ids, config=config, lookup_length=lookup_length
     )
     contestants = Contestants(target.model, draft, chat.stop_ids, lookup_length)
-    first = config.calibration_prompts
-    # What is counted on twice as many chooses, too; where there are no others, they confirm.
-    held_out = encoded[2 * first :] or encoded[first:]
-    bench = PairBench(config, contestants, [*encoded[:first], *held_out], on_phase=on_phase)
+    apart = _apart(encoded, config.calibration_prompts)
+    bench = PairBench(config, contestants, apart, on_phase=on_phase)
     copied = acceptance["copied"]
     survival = Survival(acceptance["survival"], copied["share"], copied["survival"])
     guesses = _guesses(target.model, draft, encoded, contestants, config)
@@ -133,6 +130,14 @@ def measure(
         "pair_digest": digest_json(pair),
         **verdict(entry),
     }
+
+
+def _apart(encoded: Sequence[list[int]], first: int) -> list[list[int]]:
+    """The first prompts, which calibrate, and those that acceptance is not counted on, either.
+
+    Where there are no others, all behind the first ones confirm.
+    """
+    return [*encoded[:first], *(encoded[2 * first :] or encoded[first:])]
 
 
 def _acceptance(

@@ -24,7 +24,7 @@ from draftsmith.drafts.joined import LoadedDraft
 from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.adaptive import AdaptiveLengths
 from draftsmith.evaluation.arms import Contestants, EngineArm
-from draftsmith.evaluation.cost_model import ForwardCosts, RoundCosts, Survival, best_lengths
+from draftsmith.evaluation.cost_model import RoundCosts, Survival, best_lengths
 from draftsmith.evaluation.guesses import (
     NO_GUESSES,
     NOTHING,

@@ -118,10 +118,9 @@ def row_of(name: str, config: DistillConfig, source: DraftSource | None) -> Row:
         raise _unknown(name, f"{FORM}, RECIPE one of {'; '.join(RECIPES)}")
     if found["warm"] and source is None:
         raise _unknown(name, "the folder of the draft that it goes on from: --warm-start FOLDER")
-    if found["steps"]:
-        steps = int(found["steps"])
-        warmup = min(config.warmup_steps, steps)
-        config = dataclasses.replace(config, steps=steps, warmup_steps=warmup)
+    steps = int(found["steps"] or config.steps)
+    warmup = min(config.warmup_steps, steps)
+    config = dataclasses.replace(config, steps=steps, warm_start_steps=steps, warmup_steps=warmup)
     return Row(
         name, RECIPES[found["recipe"]], config, source if found["warm"] else None, found["domain"]
     )

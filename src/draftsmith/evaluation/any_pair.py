@@ -94,8 +94,7 @@ def measure(
     Args:
         target: The target in its serving dtype.
         draft: Joined to it.
-        prompts: The first ones, domains in turn, count acceptance and calibrate; the others
-            confirm.
+        prompts: The first ones, domains in turn, calibrate; the others confirm.
         config: Budget.
         lookup_length: Tokens copied from the text in the draft's place; 0 never copies.
         on_phase: As in `PairBench`.
@@ -103,31 +102,6 @@ def measure(
     Raises:
         CorpusError: No prompts.
     """
-    _require_some(prompts)
-    chat = make_chat(target.model, target.tokenizer)
-    encoded = in_turn([(p.prompt_id, p.domain, chat.prompt_ids(p)) for p in prompts])
-    acceptance = _acceptance(
-        target, draft, encoded, stop_ids=chat.stop_ids, config=config, lookup_length=lookup_length
-    )
-    contestants = Contestants(target.model, draft, chat.stop_ids, lookup_length)
-    benched = _benched(encoded, config.calibration_prompts)
-    bench = PairBench(config, contestants, benched, on_phase=on_phase)
-    copied = acceptance["copied"]
-    survival = Survival(acceptance["survival"], copied["share"], copied["survival"])
-    guesses = _guesses(target.model, draft, encoded, contestants, config)
-    entry = bench.run(survival, guesses) | acceptance
-    known = draft.manifest
-    return {
-        **entry,
-        "recipe": known.recipe,
-        "family": known.family,
-        "draft_digest": known.digest,
-        "pair_digest": digest_json({"target": target.identity.digest, "draft": known.digest}),
-        **verdict(entry),
-    }
-
-
-def _require_some(prompts: Sequence[Prompt]) -> None:
     if not prompts:
         raise CorpusError(
             "measuring a pair",
@@ -135,13 +109,33 @@ def _require_some(prompts: Sequence[Prompt]) -> None:
             expected="at least one",
             remedy="name a file with prompts",
         )
+    chat = make_chat(target.model, target.tokenizer)
+    encoded = in_turn([(p.prompt_id, p.domain, chat.prompt_ids(p)) for p in prompts])
+    acceptance = _acceptance(
+        target, draft, encoded, stop_ids=chat.stop_ids, config=config, lookup_length=lookup_length
+    )
+    contestants = Contestants(target.model, draft, chat.stop_ids, lookup_length)
+    apart = _apart(encoded, config.calibration_prompts)
+    bench = PairBench(config, contestants, apart, on_phase=on_phase)
+    copied = acceptance["copied"]
+    survival = Survival(acceptance["survival"], copied["share"], copied["survival"])
+    guesses = _guesses(target.model, draft, encoded, contestants, config)
+    entry = bench.run(survival, guesses) | acceptance
+    pair = {"target": target.identity.digest, "draft": draft.manifest.digest}
+    return {
+        **entry,
+        "recipe": draft.manifest.recipe,
+        "family": draft.manifest.family,
+        "draft_digest": draft.manifest.digest,
+        "pair_digest": digest_json(pair),
+        **verdict(entry),
+    }
 
 
-def _benched(encoded: Sequence[list[int]], first: int) -> list[list[int]]:
-    """Those that calibrate, then those that confirm.
+def _apart(encoded: Sequence[list[int]], first: int) -> list[list[int]]:
+    """The first prompts, which calibrate, and those that acceptance is not counted on, either.
 
-    What is counted on twice as many as calibrate chooses, too; where there are no others, they
-    confirm.
+    Where there are no others, all behind the first ones confirm.
     """
     return [*encoded[:first], *(encoded[2 * first :] or encoded[first:])]
 

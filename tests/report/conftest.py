@@ -163,6 +163,7 @@ def workload(batch_size, context, temperature=0.0, **told):
         "instead": None,
         "draft_length": 2,
         "copy_length": 5,
+        "tree": [],
         "speedup": 1.4142,
         "tokens_per_s": 31.29,
         "plain_tokens_per_s": 22.13,
@@ -226,7 +227,7 @@ def advice():
     int8 = {"scheme": "int8 weights", "ratio": {"mean": 1.3131, "low": 1.2731, "high": 1.3531}}
     idle = {"draft_length": 0, "copy_length": 0, "speedup": 1.0, "break_even_alpha": None}
     return {
-        "schema": 2,
+        "schema": 3,
         "pair_digest": "c" * 64,
         "device": {"kind": "cpu", "name": "Other Processor", "threads": 2},
         "provenance": {"git_revision": "def456", "packages": {"torch": "2.13.0"}, "seed": None},
@@ -255,7 +256,8 @@ def advice():
             workload(4, 64, verdict="about even", speedup=1.0789),
             workload(1, 1024, verdict="do not speculate", **idle),
             workload(4, 1024, verdict="quantise instead", instead=int8, **idle),
-            workload(1, 64, 0.7, speedup=2.3456),
+            workload(1, 64, 0.7, speedup=2.3456, draft_length=1, tree=[0, 0, 0]),
+            workload(4, 64, 0.7, verdict="copies alone", speedup=1.0432, draft_length=0),
         ],
         "trials": [trial()],
         "prediction": {

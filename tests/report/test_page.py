@@ -10,10 +10,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from draftsmith.artifacts import write_json
 from draftsmith.errors import EvidenceError
 from draftsmith.registry.gate import GateConfig, GateEvidence, decide
-from draftsmith.report.inputs import ReportInputs, read_advice
+from draftsmith.report.inputs import ReportInputs
 from draftsmith.report.page import render_page
 from tests.report.signed import SIGNED, sign_off
 
@@ -197,16 +196,6 @@ def test_failing_checks_stand_before_the_others(page):
     marks = re.findall(r'class="mark (\w+)"', page)
     assert marks == sorted(marks, key=lambda mark: mark != "fail")
     assert marks[0] == "fail"
-
-
-def test_advice_of_another_pair_or_format_is_not_shown(tmp_path, reports):
-    path, advice = tmp_path / "advice.json", reports["advice"]
-    assert read_advice(path, "c" * 64) is None
-    write_json(path, advice)
-    assert read_advice(path, "c" * 64) == advice
-    assert read_advice(path, "d" * 64) is None
-    write_json(path, advice | {"schema": 1})
-    assert read_advice(path, "c" * 64) is None
 
 
 def test_advice_without_trials_has_its_maps(reports):

@@ -69,7 +69,7 @@ def speedup_map(workloads: Sequence[Mapping[str, Any]], temperature: float) -> F
 
 def _cell(axes: Axes, place: tuple[int, int], entry: Mapping[str, Any]) -> None:
     column, row = place
-    pays = bool(entry["draft_length"])
+    pays = bool(entry["draft_length"] or entry["copy_length"])
     depth = min(_DEEPEST, max(_FAINTEST, _DEEPEST * math.log2(entry["speedup"])))
     axes.add_patch(
         Rectangle(

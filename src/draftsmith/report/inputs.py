@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from draftsmith.artifacts import read_json
 from draftsmith.drift.prediction import break_even_alpha
 from draftsmith.errors import EvidenceError
 
 Report = Mapping[str, Any]
-_ADVICE_SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -70,19 +67,6 @@ class ReportInputs:
         """Whether the champion serves the very target that this pair is for."""
         held = (self.champion or {}).get("target_digest")
         return held is not None and held == self.target["digest"]
-
-
-def read_advice(path: Path, pair_digest: str) -> Report | None:
-    """What `draftsmith advise` wrote; None where it did not, or of another pair.
-
-    Raises:
-        ArtifactError: The file is damaged.
-    """
-    if not path.exists():
-        return None
-    advice = read_json(path)
-    wanted = {"schema": _ADVICE_SCHEMA, "pair_digest": pair_digest}
-    return advice if wanted.items() <= advice.items() else None
 
 
 def of_recipe(report: Report, recipe: str, *, name: str) -> Report:

@@ -114,14 +114,20 @@ def draft_lengths(speed: Mapping[str, Any]) -> str:
 
 
 def advised(entry: Mapping[str, Any]) -> str:
-    """What advice.json says of a workload: "1.40 at 2", with a "?" where that is in doubt."""
+    """What advice.json says of a workload, with a "?" where that is in doubt.
+
+    "1.40 at 2", "1.52 by a tree of 3", "1.10 copies alone", "do not", "int8 1.50".
+    """
     instead = entry["instead"]
     if instead is not None:
         return f"{instead['scheme']} {instead['ratio']['mean']:.2f}"
-    if entry["draft_length"] == 0:
-        return "do not"
-    doubt = "" if entry["verdict"] == "speculate" else "?"
-    return f"{entry['speedup']:.2f} at {entry['draft_length']}{doubt}"
+    doubt = "?" if entry["verdict"] == "about even" else ""
+    if entry["tree"]:
+        return f"{entry['speedup']:.2f} by a tree of {len(entry['tree'])}{doubt}"
+    if entry["draft_length"]:
+        return f"{entry['speedup']:.2f} at {entry['draft_length']}{doubt}"
+    alone = f"{entry['speedup']:.2f} copies alone" if entry["copy_length"] else "do not"
+    return alone + doubt
 
 
 def waits_for(cell: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ def workload(batch_size, context, new_tokens, *, temperature=0.0, draft=1, copy=
 
 def advice_of(digest, *workloads, **facts):
     told = {"schema": SCHEMA, "pair_digest": digest, "device": device()}
+    told["served_dtype"] = "float32"
     return told | {"prediction": {"error_bar": 0.1}, "workloads": list(workloads)} | facts
 
 
@@ -139,6 +140,8 @@ def test_a_loaded_pair_takes_the_advice_that_lies_in_its_project(folder):
     assert load(root) == Lengths(1, 2)
     elsewhere = device() | {"name": "another processor"}
     write_json(root / ADVICE, advice_of(record.digest, entry, device=elsewhere))
+    assert load(root) == Lengths(3, 4)
+    write_json(root / ADVICE, advice_of(record.digest, entry, served_dtype="bfloat16"))
     assert load(root) == Lengths(3, 4)
     unchecked = {"error_bar": None}
     write_json(root / ADVICE, advice_of(record.digest, entry, prediction=unchecked))

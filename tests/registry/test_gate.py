@@ -296,11 +296,12 @@ def test_the_decision_is_plain_json_and_depends_on_the_reports_alone(reports):
     assert json.dumps(first, allow_nan=False) == json.dumps(second)
 
 
-def advised(verdict, *, device=None, context=64):
+def advised(verdict, *, device=None, context=64, error_bar=0.1):
     entry = {"batch_size": 1, "context": context, "new_tokens": 64, "temperature": 0.0}
     other = entry | {"batch_size": 16, "verdict": "do not speculate"}
     device = device or {"kind": "cpu", "name": "Some Processor"}
-    return {"device": device, "workloads": [entry | {"verdict": verdict}, other]}
+    told = {"device": device, "prediction": {"error_bar": error_bar}}
+    return told | {"workloads": [entry | {"verdict": verdict}, other]}
 
 
 @pytest.mark.parametrize(
@@ -334,3 +335,8 @@ def test_advice_of_another_device_says_nothing(reports):
     reports["advice"] = advised("do not speculate", device=elsewhere)
     assert check_of(judged(reports), "advice")["verdict"] == "skip"
     assert check_of(judged(reports | {"advice": None}), "advice")["verdict"] == "skip"
+
+
+def test_advice_that_nobody_checked_says_nothing(reports):
+    reports["advice"] = advised("do not speculate", error_bar=None)
+    assert check_of(judged(reports), "advice")["verdict"] == "skip"

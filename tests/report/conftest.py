@@ -180,6 +180,7 @@ def trial():
         "temperature": 0.7,
         "draft_length": 1,
         "copy_length": 4,
+        "tree": [],
         "predicted": 1.3721,
         "measured": 1.4567,
         "interval": [1.3345, 1.5678],

@@ -54,7 +54,7 @@ def advise(  # noqa: PLR0913  a command's options
     deadline = Deadline.after(seconds)
     from draftsmith.evaluation.advice import Plan  # noqa: PLC0415  torch is slow to import
     from draftsmith.registry.generation import LONGEST  # noqa: PLC0415
-    from draftsmith.registry.loading import load_pair  # noqa: PLC0415
+    from draftsmith.registry.loading import load_pair, named_device  # noqa: PLC0415
 
     uri = pair or f"models:/{open_store(root).name}@champion"
     loaded = load_pair(uri, root=root, device=device)
@@ -67,6 +67,7 @@ def advise(  # noqa: PLR0913  a command's options
         measured_on=_decoded_prompts(loaded.evidence.get("evaluation", {})),
     )
     report = _report(loaded, plan, root)
+    report["device"] = {**provenance.device(), **named_device(device)}
     report |= {"budget_s": seconds, "taken_s": seconds - deadline.left_s}
     artifacts.write_json(root / ADVICE, report)
     if as_json:
@@ -101,7 +102,7 @@ def _report(pair: Pair, plan: Plan, root: Path) -> dict[str, Any]:
     trees = {tree.parents for survived in survivals.values() for tree in survived.trees}
     grid = Grid(plan.batch_sizes, plan.contexts, max(plan.longest) + 1)
     key = cost_key(pair.record.digest, pair.target.model, grid) | {
-        "schema": _PARTIAL_SCHEMA,
+        "advise_schema": _PARTIAL_SCHEMA,
         "corpus": digest,
         "trees": sorted(trees),
         "measured_on": sorted(plan.measured_on),
@@ -117,7 +118,6 @@ def _report(pair: Pair, plan: Plan, root: Path) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "pair_digest": pair.record.digest,
-        "device": provenance.device(),
         "provenance": provenance.collect(),
         **found,
     }

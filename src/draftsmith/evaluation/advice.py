@@ -27,7 +27,7 @@ from draftsmith.evaluation.ceilings import Ceilings, ModelSize, measure_ceilings
 from draftsmith.evaluation.cost_model import Survival
 from draftsmith.evaluation.deadline import Deadline
 from draftsmith.evaluation.sweep import Axes, CostSweep
-from draftsmith.evaluation.trial_plan import conversations, plan_trials, unseen
+from draftsmith.evaluation.trial_plan import LONGEST_TRIAL, conversations, plan_trials, unseen
 from draftsmith.evaluation.trials import Trial, TrialRun, check, error_bar, summary
 from draftsmith.evaluation.workload import NOTHING, DeviceCosts, Workload, expected_ms
 
@@ -157,7 +157,7 @@ def _within_reach(plan: Plan, pair: Contestants) -> Plan:
     longest = plan.longest._replace(draft=drafted)
     room = min(limits) - max(longest) - 1
     answers = tuple(n for n in plan.new_tokens if 2 * n <= room) or plan.new_tokens[:1]
-    most = room - max(answers)
+    most = room - max(*answers, LONGEST_TRIAL * answers[0])
     if most < 1:
         raise EvidenceError(
             "pricing workloads",
@@ -240,12 +240,17 @@ def _left_out(asked: Plan, plan: Plan, costs: DeviceCosts) -> list[str]:
         "batches of": sorted({*plan.batch_sizes} - {*rounds.rows}),
         "prompts of": sorted({*plan.contexts} - {*rounds.contexts}),
     }
-    long = sorted({*asked.new_tokens} - {*plan.new_tokens})
+    long = {
+        "answers of": sorted({*asked.new_tokens} - {*plan.new_tokens}),
+        "prompts of": sorted({*asked.contexts} - {*plan.contexts}),
+    }
     told = [
         f"{what} {', '.join(map(str, sizes))}: no time left of the budget"
         for what, sizes in late.items()
         if sizes
     ]
-    if long:
-        told.append(f"answers of {', '.join(map(str, long))} tokens: the models hold too few")
-    return told
+    return told + [
+        f"{what} {', '.join(map(str, sizes))} tokens: the models hold too few"
+        for what, sizes in long.items()
+        if sizes
+    ]

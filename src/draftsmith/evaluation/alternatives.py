@@ -109,7 +109,7 @@ class AlternativeRun:
         if late:
             batches = ", ".join(map(str, late))
             reason = f"no time left of the budget for batches of {batches}"
-            entries.append({"scheme": scheme, "left_out": reason})
+            entries.append({"scheme": scheme, "left_out": reason, "late": late})
         return entries
 
     def _compare(
@@ -215,7 +215,7 @@ def pays_instead(
     Args:
         entries: What `AlternativeRun` found.
         batch_size: Of a workload. Between two measured sizes the larger one counts, beyond all of
-            them the largest.
+            them the largest; nothing beyond those that there was time for.
         reading: Share of the served target's time that goes into reading the workload's prompts.
         least: Speed to be beaten, over that of the served target without drafts.
 
@@ -224,6 +224,9 @@ def pays_instead(
     """
     sizes = sorted({entry["batch_size"] for entry in entries if "batch_size" in entry})
     if not sizes:
+        return None
+    is_cut = any(late > sizes[-1] for entry in entries for late in entry.get("late", ()))
+    if is_cut and batch_size > sizes[-1]:
         return None
     size = next((measured for measured in sizes if measured >= batch_size), sizes[-1])
     found: list[dict[str, Any]] = [

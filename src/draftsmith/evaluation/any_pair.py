@@ -135,9 +135,10 @@ def measure(
 def _apart(encoded: Sequence[list[int]], first: int) -> list[list[int]]:
     """The first prompts, which calibrate, and those that acceptance is not counted on, either.
 
-    Where there are no others, all behind the first ones confirm.
+    Where these would be fewer than calibrate, all behind the first ones confirm.
     """
-    return [*encoded[:first], *(encoded[2 * first :] or encoded[first:])]
+    rest = 2 * first if len(encoded) >= 3 * first else first
+    return [*encoded[:first], *encoded[rest:]]
 
 
 def _acceptance(

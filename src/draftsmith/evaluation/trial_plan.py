@@ -28,6 +28,7 @@ from draftsmith.evaluation.workload import (
 
 _PLACES = (0.0, 0.3, 0.55, 0.8)  # between the smallest and the largest, on a logarithmic scale
 _ANSWERS = (1, 3)  # times the shortest answer
+LONGEST_TRIAL = max(_ANSWERS)
 _FEWEST_TEXTS = 6  # of a trial: two texts alone may differ by a third in what is accepted
 _FEWEST_LONG_TEXTS = 3  # a long answer tells as much as several short ones
 _LONG_ANSWER = 64

@@ -217,8 +217,8 @@ class Pair:
         else:
             lengths, tree = self._served(max_rows)
             if draft_length is not None:
-                copies = lengths.copy if draft_length else 0
-                lengths, tree = Lengths(draft_length, copies), None
+                copies = lengths.copy if any(lengths) else self.lookup_length
+                lengths, tree = Lengths(draft_length, copies if draft_length else 0), None
             if lengths.draft == 0 and lengths.copy:
                 proposer, longest = copies_alone(), lengths.copy
             else:

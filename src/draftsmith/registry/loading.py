@@ -130,7 +130,7 @@ def load_directory(
     require_same_tokenizer(loaded.identity, draft.manifest.tokenizer_digest)
     evidence = _evidence(directory / "evidence")
     elsewhere = [*_evidence(directory / "device_evidence").values()]
-    measured = served_as(evidence.get("benchmark", {}), elsewhere, _named_device(device))
+    measured = served_as(evidence.get("benchmark", {}), elsewhere, named_device(device))
     return Pair(
         record,
         evidence,
@@ -138,11 +138,11 @@ def load_directory(
         draft=draft,
         measured=measured,
         costs=base / COSTS,
-        advice=_advice(base, record.digest, device),
+        advice=_advice(base, record.digest, loaded, device),
     )
 
 
-def _advice(root: Path, digest: str, device: str) -> dict[str, Any] | None:
+def _advice(root: Path, digest: str, target: LoadedTarget, device: str) -> dict[str, Any] | None:
     """What was advised on this pair; None where it was not, or elsewhere, or not checked."""
     try:
         advice = read_advice(root / ADVICE, digest)
@@ -151,8 +151,9 @@ def _advice(root: Path, digest: str, device: str) -> dict[str, Any] | None:
         return None
     if advice is None or not is_checked(advice):
         return None
-    here = {**_named_device(device), "threads": torch.get_num_threads()}
-    return advice if is_of_device(advice, here) else None
+    here = {**named_device(device), "threads": torch.get_num_threads()}
+    is_same_dtype = advice["served_dtype"] == str(target.model.dtype).removeprefix("torch.")
+    return advice if is_same_dtype and is_of_device(advice, here) else None
 
 
 def target_reachable(item: PairVersion, *, root: Path) -> bool:
@@ -205,7 +206,7 @@ def _fetch_model(uri: str, dst: Path, *, root: Path) -> tuple[str, Path]:
     return fetch_model(uri, dst, root=root)
 
 
-def _named_device(device: str) -> dict[str, str]:
+def named_device(device: str) -> dict[str, str]:
     """Kind and name of a device in torch's words, as evidence states them."""
     kind = torch.device(device).type
     name = torch.cuda.get_device_name(device) if kind == "cuda" else processor_name()

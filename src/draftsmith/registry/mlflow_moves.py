@@ -142,7 +142,7 @@ def quarantine(catalog: Catalog, version: str, reason: str) -> None:
 def mark_drifted(catalog: Catalog, version: str, reason: str) -> None:
     """Record that live traffic drifted away from a version; the first reason stays.
 
-    Takes no lock: an alarm must not wait for an upload.
+    Takes no lock: an alarm must wait for nobody.
     """
     found = catalog.client.get_model_version(catalog.name, version)
     if LIVE_DRIFT_TAG not in found.tags:

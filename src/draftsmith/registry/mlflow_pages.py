@@ -20,7 +20,9 @@ def describe(catalog: Catalog) -> None:
     held = catalog.aliases().get(CHAMPION)
     champion = next((item for item in catalog.versions() if item.pair.version == held), None)
     moves = reversed(catalog.moves())
-    since = next((move.time_utc for move in moves if move.version == held), None)
+    since = next(
+        (move.time_utc for move in moves if move.moved_alias and move.version == held), None
+    )
     told = redact(model_description(catalog.name, champion, since))
     if catalog.client.get_registered_model(catalog.name).description != told:
         catalog.client.update_registered_model(catalog.name, description=told)

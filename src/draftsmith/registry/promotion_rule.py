@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from draftsmith.drift.settings import temperature_key
 from draftsmith.errors import EvidenceError
-from draftsmith.registry.advice_table import SPECULATES, is_of_device, nearest_entry
+from draftsmith.registry.advice_table import SPECULATES, is_checked, is_of_device, nearest_entry
 from draftsmith.registry.checks import Check, check, skipped
 from draftsmith.registry.device_evidence import IMPORTED_FROM, PROGRAM, is_device
 from draftsmith.registry.gate_settings import GateConfig, Severity
@@ -234,10 +234,10 @@ def advice(evidence: GateEvidence) -> Check:
     found, benchmark = evidence.advice, evidence.benchmark
     at = float(evidence.benchmarked.get("temperature", 0.0))
     told = None
-    if found is not None and is_of_device(found, benchmark["device"]):
+    if found is not None and is_checked(found) and is_of_device(found, benchmark["device"]):
         told = nearest_entry(found, rows=1, temperature=at, context=_SHORT, new_tokens=_SHORT)
     if told is None:
-        why = "`draftsmith advise` was not run for this pair where its speed was measured"
+        why = "no checked advice of `draftsmith advise` on this pair where its speed was measured"
         return skipped("advice", severity="warn", requirement=requirement, why=why)
     is_against = told["verdict"] not in SPECULATES
     return check(

@@ -78,10 +78,12 @@ def curve(client, run_id, key):
 
 def test_figures_have_steps_that_mean_something(registered):
     version, client = registered()
-    survival = curve(client, version.run_id, "survival by position/0.0")
+    survival = curve(client, version.run_id, "with steps/survival by position/0.0")
     assert survival == [(1, 0.4), (2, 0.2), (3, 0.1)]
-    assert curve(client, version.run_id, "speedup by draft length") == [(1, 1.1), (2, 1.2)]
-    assert curve(client, version.run_id, "speedup by batch size") == [(1, 1.2), (4, 0.9)]
+    speedup = curve(client, version.run_id, "with steps/speedup by draft length")
+    assert speedup == [(1, 1.1), (2, 1.2)]
+    speedup = curve(client, version.run_id, "with steps/speedup by batch size")
+    assert speedup == [(1, 1.2), (4, 0.9)]
     assert curve(client, version.run_id, "train_loss") == [(1, 5.0)]
     figures = client.get_run(version.run_id).data.metrics
     assert (figures["alpha"], figures["speedup"]) == (0.4, 1.2)
@@ -115,9 +117,9 @@ def test_what_two_versions_are_compared_by_has_one_value_and_no_step(registered)
     assert {key: figures[key] for key in headlines} == headlines
     steps = {key: [step for step, _ in curve(client, version.run_id, key)] for key in figures}
     assert {key for key, found in steps.items() if found != [0]} == {
-        "survival by position/0.0",
-        "speedup by draft length",
-        "speedup by batch size",
+        "with steps/survival by position/0.0",
+        "with steps/speedup by draft length",
+        "with steps/speedup by batch size",
         "train_loss",
         "train_alpha",
     }
@@ -128,7 +130,7 @@ def test_the_logged_model_carries_them_too(registered):
     model = client.get_logged_model(version.source.removeprefix("models:/"))
     logged = {(metric.key, metric.step, metric.value) for metric in model.metrics}
     assert ("within domains/alpha/0.0/chat", 0, 0.3) in logged
-    assert ("survival by position/0.0", 3, 0.1) in logged
+    assert ("with steps/survival by position/0.0", 3, 0.1) in logged
     assert model.params["recipe"] == "small"
     assert '"version": "1"' in model.tags["mlflow.modelVersions"]
     data = {metric.key: metric.dataset_name for metric in model.metrics}
@@ -175,7 +177,7 @@ def test_measuring_again_adds_what_changed_and_repeats_nothing(registered):
     registered()
     version, client = registered(1.4, {**TAGS, "speedup": "1.4000"})
     assert str(version.version) == "1"
-    survival = curve(client, version.run_id, "survival by position/0.0")
+    survival = curve(client, version.run_id, "with steps/survival by position/0.0")
     assert survival == [(1, 0.4), (2, 0.2), (3, 0.1)]
     assert curve(client, version.run_id, "speedup") == [(0, 1.2), (0, 1.4)]
     assert client.get_run(version.run_id).data.metrics["speedup/low"] == pytest.approx(1.3)

@@ -4,7 +4,7 @@ They belong to the run behind a version and, in MLflow 3, to its logged model, s
 them and versions can be compared. They are made of evidence, and nothing reads them back.
 
 A comparison shows of each metric its last step. So what is compared has one value, and curves have
-names of their own, with `by` or `train_`.
+names of their own: `with steps/...` and `train_...`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _Point = tuple[str, int, float]
 _TRAINED = "train_"
+_CURVES = "with steps/"  # a comparison lists by name: behind what has one value
 _METRICS_A_CALL = 1000  # MLflow's limit
 _FORBIDDEN = re.compile(r"[^\w -]+")  # dots and slashes would make other names of a metric's
 _LONGEST_DOMAIN = 150  # of MLflow's 250 characters for a name
@@ -145,7 +146,7 @@ def _accepted(record: Mapping[str, Any]) -> Iterator[_Point]:
                 yield f"within domains/{name}/{temperature}/{_key_of(domain)}", 0, part["mean"]
     for temperature, values in record.get("survival", {}).items():
         for position, value in enumerate(values, start=1):
-            yield f"survival by position/{temperature}", position, value
+            yield f"{_CURVES}survival by position/{temperature}", position, value
 
 
 def _key_of(domain: str) -> str:
@@ -156,9 +157,9 @@ def _key_of(domain: str) -> str:
 
 def _timed(record: Mapping[str, Any]) -> Iterator[_Point]:
     for entry in record.get("calibration", ()):
-        yield "speedup by draft length", entry["draft_length"], entry["speedup"]
+        yield f"{_CURVES}speedup by draft length", entry["draft_length"], entry["speedup"]
     for entry in record.get("batch", ()):
-        yield "speedup by batch size", entry["batch_size"], entry["speedup"]
+        yield f"{_CURVES}speedup by batch size", entry["batch_size"], entry["speedup"]
 
 
 def _training(files: PairFiles) -> Mapping[str, Any]:

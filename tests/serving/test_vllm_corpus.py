@@ -242,9 +242,8 @@ def test_vllm_is_started_with_the_target_and_its_limits(tmp_path):
     assert "PYTHONPATH" not in found.environment
     command = found.command(Path("models/t"), 608, 8099)
     assert command[0] == str(python)
-    assert command[command.index("serve") + 1] == "models/t"
-    options = dict(zip(command[-10::2], command[-9::2], strict=True))
-    assert options["--dtype"] == "float32"
+    options = dict(zip(command[-12::2], command[-11::2], strict=True))
+    assert (options["--model"], options["--dtype"]) == ("models/t", "float32")
     assert (options["--max-model-len"], options["--port"]) == ("608", "8099")
     assert options["--served-model-name"] == found.model
 

@@ -87,7 +87,7 @@ def test_a_text_is_read_with_the_special_tokens_of_its_tokenizer_or_without(pair
     words = tokenizer(QUESTIONS[0], add_special_tokens=False).input_ids
     for given, expected in (({}, [known, *words]), ({"add_special_tokens": False}, words)):
         body = CompletionRequest.model_validate(completion(QUESTIONS[0], **given))
-        assert encode(body, served) == [expected]
+        assert encode(body, served).prompts == [expected]
 
 
 def test_ids_hold_what_the_text_does_not_show(server, pair, prompts):

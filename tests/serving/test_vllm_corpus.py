@@ -157,6 +157,7 @@ def corpus(small, tmp_path):
 
 def test_a_stage_that_gave_up_is_run_again(corpus, pair, monkeypatch):
     monkeypatch.setitem(EndpointDecoder.__init__.__kwdefaults__, "first_pause_s", 0.001)
+    monkeypatch.setitem(EndpointDecoder.__init__.__kwdefaults__, "patience_s", 0.1)
     made = corpus(Fragile(pair.target.model))
     entry = made.entry(KILLED)
     assert entry["stage_runs"] == 2

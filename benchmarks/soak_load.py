@@ -88,6 +88,15 @@ def offline(pair: Pair, body: Body, verify: VerifyMode) -> str:
     return pair.generate(body["messages"], verify=verify, **sampling).text
 
 
+@dataclass(frozen=True)
+class Answer:
+    """When a request was sent and when its answer was whole, by `time.monotonic`, and whose it is."""
+
+    asked_s: float
+    whole_s: float
+    fingerprint: str
+
+
 class WrongAnswerError(Exception):
     """An answer that is none, or not the one that was due."""
 
@@ -105,7 +114,7 @@ class Load:
     Attributes:
         counts: Requests by what became of them.
         failures: Requests by what went wrong.
-        answers: When each answer was whole, by `time.monotonic`, and the fingerprint of its pair.
+        answers: In the order in which they were whole.
     """
 
     def __init__(
@@ -113,7 +122,7 @@ class Load:
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
-        self.answers: list[tuple[float, str]] = []
+        self.answers: list[Answer] = []
         self._place, self._model, self._wanted = urlsplit(url).netloc, model, wanted
         self._is_exact = is_exact
         self._lock, self._over = threading.Lock(), threading.Event()
@@ -131,10 +140,10 @@ class Load:
         for caller in self._callers:
             caller.join()
 
-    def seconds_to(self, fingerprint: str, since: float) -> float | None:
-        """From a moment to the next answer of a pair; None where there was none yet."""
-        later = (at - since for at, seen in self.answers if at > since and seen == fingerprint)
-        return next(later, None)
+    def first_of(self, fingerprint: str, since_s: float) -> Answer | None:
+        """The first answer of a pair that was whole behind a moment; None where there is none."""
+        later = (answer for answer in self.answers if answer.whole_s > since_s)
+        return next((answer for answer in later if answer.fingerprint == fingerprint), None)
 
     def _ask_on(self, number: int) -> None:
         chance = random.Random(number)
@@ -158,6 +167,7 @@ class Load:
 
     def _ask(self, wanted: Wanted, *, is_streamed: bool, is_cancelled: bool) -> str:
         body = {**wanted.body, "model": self._model, "stream": is_streamed}
+        asked_s = time.monotonic()
         with asked(self._place, body) as caller:
             if is_cancelled and not is_streamed:
                 return CANCELLED
@@ -166,9 +176,12 @@ class Load:
                     response.readline()
                     return CANCELLED
                 said = response.read()
-        return self._judged(wanted, response.status, said, is_streamed=is_streamed)
+        status = response.status
+        return self._judged(wanted, status, said, asked_s=asked_s, is_streamed=is_streamed)
 
-    def _judged(self, wanted: Wanted, status: int, said: bytes, *, is_streamed: bool) -> str:
+    def _judged(
+        self, wanted: Wanted, status: int, said: bytes, *, asked_s: float, is_streamed: bool
+    ) -> str:
         if wanted.text is None:
             if status == http.client.BAD_REQUEST and b'"context_length_exceeded"' in said:
                 return REFUSED
@@ -176,7 +189,7 @@ class Load:
         if status != http.client.OK:
             raise WrongAnswerError(f"status {status}: {said.decode(errors='replace')}")
         text, fingerprint = read_stream(said) if is_streamed else _read_whole(said)
-        self.answers.append((time.monotonic(), fingerprint))
+        self.answers.append(Answer(asked_s, time.monotonic(), fingerprint))
         if text == wanted.text:
             return STREAMED if is_streamed else WHOLE
         if self._is_exact:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import queue
 import threading
+import time
 from concurrent.futures import CancelledError
 
 import pytest
@@ -162,6 +163,34 @@ def test_a_chore_goes_on_between_rounds_and_its_error_is_its_callers(running, en
     assert done.result(60) == "done"
     with pytest.raises(ValueError, match="broken"):
         failed.result(60)
+    assert last_updates(updates, 1)["a"].result is not None
+
+
+def test_a_chore_gets_as_much_time_as_the_rounds_beside_it(running, engine, monkeypatch):
+    """Its steps are quick and the rounds are slow, so it needs few of them."""
+    thread, updates = running
+    steps, rounds = 200, []
+    step = engine.step
+
+    def slow_step():
+        rounds.append(None)
+        time.sleep(0.05)
+        return step()
+
+    def chore():
+        begun.set()
+        for _ in range(steps):
+            yield
+
+    begun = threading.Event()
+    monkeypatch.setattr(engine, "step", slow_step)
+    long = SamplingParams(max_new_tokens=60, min_new_tokens=60, stop_token_ids=(1,))
+    thread.submit(engine, [Request("a", [7], long)])
+    done = thread.run(chore())
+    assert begun.wait(60)
+    before = len(rounds)
+    done.result(60)
+    assert len(rounds) - before < steps / 4
     assert last_updates(updates, 1)["a"].result is not None
 
 

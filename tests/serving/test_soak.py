@@ -87,7 +87,7 @@ def test_growth_is_that_behind_the_warm_up():
 
 
 def report_of(*, swap_s=1.0, growth=0.0, slope=0.0, minutes=15.0):
-    swaps = [{"kind": ROLLBACK, "s_to_first_answer": seconds} for seconds in (0.5, swap_s)]
+    swaps = [{"kind": ROLLBACK, "s_to_first_request": seconds} for seconds in (0.5, swap_s)]
     grown = {"growth_mib": growth, "growth_a_minute_mib": slope}
     return {"swaps": swaps, "memory": grown, "minutes": minutes}
 

@@ -53,7 +53,7 @@ def serve(  # noqa: PLR0913  one option a question
     request_timeout: Seconds = 600.0,
     client_timeout: Seconds = 30.0,
     drain: Drain = 60,
-    poll: Poll = 5.0,
+    poll: Poll = 2.0,
     telemetry: Telemetry = None,
     api_keys: ApiKeys = None,
     target: TargetFolder = None,

@@ -101,9 +101,10 @@ class EngineThread:
         self._ask(_Command(partial(self._abort, list(request_ids))))
 
     def run(self, chore: Generator[None, None, T]) -> Future[T]:
-        """Advance a generator on the thread, a step between rounds; the future gets its value.
+        """Advance a generator on the thread; the future gets its value.
 
-        Where the thread ends before the chore does, the future gets `CancelledError`.
+        It gets a step between rounds, or as many as fit into the time of a round: a service that is
+        busy is slowed down to half its speed at most, and the chore ends all the same. Where the thread ends before the chore does, the future gets `CancelledError`.
         """
         done: Future[T] = Future()
         done.set_running_or_notify_cancel()  # whoever waits may go away; the chore is finished
@@ -127,9 +128,10 @@ class EngineThread:
         try:
             while not self._closed:
                 self._obey()
+                start = time.perf_counter()
                 self._decode()
                 if self._chores:
-                    self._advance(*self._chores[0])
+                    self._advance(*self._chores[0], until=2 * time.perf_counter() - start)
         finally:  # nobody may wait for a thread that has ended, however it ended
             self._end()
 
@@ -226,9 +228,14 @@ class EngineThread:
             failed = [Update(n, now, fault=fault, is_refused=is_refused) for n in request_ids]
             self._deliver(failed)
 
-    def _advance(self, chore: Generator[None, None, Any], done: Future[Any]) -> None:
+    def _advance(
+        self, chore: Generator[None, None, Any], done: Future[Any], *, until: float
+    ) -> None:
+        """A step at least, and others for as long as the rounds before it took."""
         try:
             next(chore)
+            while time.perf_counter() < until:
+                next(chore)
         except StopIteration as end:
             self._chores.pop(0)
             done.set_result(end.value)

@@ -174,6 +174,7 @@ class Follower:
 
     def _prepared(self, version: str) -> ServedPair:
         options, old = self._options, self._state.gateway.served
+        start = time.monotonic()
         pair = options.source.load(version, beside=old.pair)
         engine = options.engine
         if engine.draft_length == "adaptive" and not pair.has_costs(options.limits.max_rows):
@@ -183,7 +184,10 @@ class Follower:
         if old.draft_length == "adaptive" and served.draft_length != "adaptive":
             reason = "no costs of its shapes were measured here"
             _LOG.warning("event=lengths_fixed version=%s reason=%r", version, reason)
+        loaded = time.monotonic()
         self._state.gateway.thread.run(self_test(served)).result()
+        spent_s = loaded - start, time.monotonic() - loaded
+        _LOG.info("event=tested version=%s load_s=%.1f test_s=%.1f", version, *spent_s)
         return served
 
     def _refuse(self, version: str, error: Exception) -> None:

@@ -54,7 +54,7 @@ class ServeOptions:
     port: int = 8000
     telemetry: Path | None = None
     keys: tuple[bytes, ...] = ()
-    poll_s: float = 5.0
+    poll_s: float = 2.0
     drain_s: int = 60
 
 

@@ -29,6 +29,15 @@ from tests.serving.service import PINNED, QUESTIONS, chat
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def test_the_kernels_that_torch_keeps_are_limited_unless_somebody_says_otherwise(monkeypatch):
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "")  # so that it is put back
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    assert CliRunner().invoke(app, ["serve", PINNED, "--verify", "x"]).exit_code == 2
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "256"
+    assert os.environ["LRU_CACHE_CAPACITY"] == "7"
+
+
 def test_on_a_signal_what_was_begun_is_answered_and_nothing_else(project, tmp_path, pair):
     environment = {
         **os.environ,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,9 @@ Telemetry = Annotated[Path | None, typer.Option(help="File that gets one line a 
 ApiKeys = Annotated[
     Path | None, typer.Option(help="File, one key a line; else DRAFTSMITH_API_KEYS.")
 ]
+# Kernels that torch keeps on a CPU, one for every shape of a product: in oneDNN, and before it. Each
+# keeps 1,024 by default, which a service that meets all shapes fills up in hours: a gigabyte.
+_KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"}
 
 
 @reported
@@ -62,6 +66,8 @@ def serve(  # noqa: PLR0913  one option a question
     as_json: AsJson = False,
 ) -> None:
     """Serve a pair over OpenAI's API until a signal; follows the alias. --json: the address."""
+    for variable, most in _KERNEL_CACHES.items():
+        os.environ.setdefault(variable, most)  # read once, where torch is imported
     from draftsmith.serving.served_pair import EngineOptions  # noqa: PLC0415  slow to import
     from draftsmith.serving.server import PairServer, ServeOptions  # noqa: PLC0415
     from draftsmith.serving.settings import Limits, read_keys  # noqa: PLC0415

@@ -7,8 +7,10 @@ tried again, less and less often. The old pair goes on serving. Two pairs are in
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -216,3 +218,7 @@ def _free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    if sys.platform == "linux":  # the GNU C library keeps what lies below anything still in use
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

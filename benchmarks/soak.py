@@ -35,6 +35,7 @@ from benchmarks import any_pair
 from benchmarks.service_process import ServiceProcess, running
 from benchmarks.soak_load import (
     PATIENCE_S,
+    Answer,
     Load,
     Wanted,
     WrongAnswerError,
@@ -42,7 +43,7 @@ from benchmarks.soak_load import (
     drawn,
     read_stream,
 )
-from benchmarks.soak_pairs import NAME, Project, folder_of, make_project, tiny_folder
+from benchmarks.soak_pairs import NAME, Move, Project, folder_of, make_project, tiny_folder
 from draftsmith import provenance
 from draftsmith.artifacts import write_json
 from draftsmith.corpus.prompts import Prompt, user_prompt
@@ -81,7 +82,7 @@ class Soak:
         self, service: ServiceProcess, project: Project, load: Load, *, swap_s: float
     ) -> None:
         self.failures: Counter[str] = Counter()
-        self.swaps: list[dict[str, Any]] = []
+        self._moves: list[Move] = []  # that were followed
         self._service, self._project, self._load, self._swap_s = service, project, load, swap_s
         self._process = psutil.Process(service.process.pid)
         self.memory = [(0.0, self._resident_mib())]  # by seconds
@@ -96,7 +97,7 @@ class Soak:
             Whether the server lives.
         """
         start = last = time.monotonic()
-        while (now := time.monotonic()) < start + seconds * (1 if len(self.swaps) > 1 else 4):
+        while (now := time.monotonic()) < start + seconds * (1 if len(self._moves) > 1 else 4):
             if self._service.process.poll() is not None or not self._process.is_running():
                 self.failures[f"the server ended: {self._log()}"] += 1
                 return False
@@ -112,16 +113,22 @@ class Soak:
 
     def _swap(self) -> None:
         move = self._project.move()
-        end, fingerprint = time.monotonic() + PATIENCE_S, f"pair-{move.digest[:16]}"
-        while (answer := self._load.first_of(fingerprint, move.since_s)) is None:
+        end, fingerprint = time.monotonic() + PATIENCE_S, _shown(move)
+        while not self._load.answers_of(fingerprint, move.since_s):
             if time.monotonic() > end:
                 self.failures[f"a {move.kind} that no answer shows"] += 1
                 return
             time.sleep(_TICK_S / 10)
-        moments = {"request": answer.asked_s, "answer": answer.whole_s}
-        waits = {f"s_to_first_{of}": round(at - move.since_s, 2) for of, at in moments.items()}
-        self.swaps.append({"kind": move.kind, **waits})
-        _LOG.info("event=swapped kind=%s request_s=%g answer_s=%g", move.kind, *waits.values())
+        self._moves.append(move)
+        _LOG.info("event=swapped kind=%s s=%.2f", move.kind, time.monotonic() - move.since_s)
+
+    @property
+    def swaps(self) -> list[dict[str, Any]]:
+        """Every move, and how soon the other pair took a request and had answered one."""
+        return [
+            {"kind": move.kind, **first_of(self._load.answers_of(_shown(move), move.since_s), move)}
+            for move in self._moves
+        ]
 
     def require_idle(self) -> None:
         """See that nobody who went away has kept a place."""
@@ -155,6 +162,23 @@ class Soak:
 
     def _log(self) -> str:
         return self._service.logged()[-_MOST_SHOWN:]
+
+
+def _shown(move: Move) -> str:
+    """The fingerprint that answers bear behind it."""
+    return f"pair-{move.digest[:16]}"
+
+
+def first_of(answers: Sequence[Answer], move: Move) -> dict[str, float]:
+    """Seconds from a move to the first request that the other pair took, and to a whole answer.
+
+    A request that the other pair took need not be the first one that it has answered.
+    """
+    moments = {
+        "request": min(answer.asked_s for answer in answers),
+        "answer": min(answer.whole_s for answer in answers),
+    }
+    return {f"s_to_first_{of}": round(at - move.since_s, 2) for of, at in moments.items()}
 
 
 def memory(samples: Sequence[tuple[float, float]]) -> dict[str, float]:

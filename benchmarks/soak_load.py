@@ -90,7 +90,7 @@ def offline(pair: Pair, body: Body, verify: VerifyMode) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """When a request was sent and when its answer was whole, by `time.monotonic`, and whose it is."""
+    """When a request was sent and its answer was whole, by `time.monotonic`, and of which pair."""
 
     asked_s: float
     whole_s: float
@@ -140,10 +140,10 @@ class Load:
         for caller in self._callers:
             caller.join()
 
-    def first_of(self, fingerprint: str, since_s: float) -> Answer | None:
-        """The first answer of a pair that was whole behind a moment; None where there is none."""
+    def answers_of(self, fingerprint: str, since_s: float) -> list[Answer]:
+        """Answers of a pair that were whole behind a moment."""
         later = (answer for answer in self.answers if answer.whole_s > since_s)
-        return next((answer for answer in later if answer.fingerprint == fingerprint), None)
+        return [answer for answer in later if answer.fingerprint == fingerprint]
 
     def _ask_on(self, number: int) -> None:
         chance = random.Random(number)

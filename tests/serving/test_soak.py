@@ -7,8 +7,16 @@ import json
 import pytest
 
 from benchmarks import soak
-from benchmarks.soak_load import DIFFERENT, REFUSED, Load, Wanted, WrongAnswerError, read_stream
-from benchmarks.soak_pairs import PROMOTION, ROLLBACK, folder_of, tiny_folder
+from benchmarks.soak_load import (
+    DIFFERENT,
+    REFUSED,
+    Answer,
+    Load,
+    Wanted,
+    WrongAnswerError,
+    read_stream,
+)
+from benchmarks.soak_pairs import PROMOTION, ROLLBACK, Move, folder_of, tiny_folder
 from draftsmith.registry.loading import load_directory
 from tests.serving.service import NAME, PINNED, QUESTIONS, chat, wait_until
 from tests.tiny_target import write_prompts
@@ -84,6 +92,13 @@ def test_growth_is_that_behind_the_warm_up():
         "growth_a_minute_mib": 2.0,
         "growth_mib": 2.0,
     }
+
+
+def test_a_move_is_followed_when_the_other_pair_takes_a_request():
+    """The longest answer was asked for first."""
+    answers = [Answer(12.0, 14.0, "pair-b"), Answer(11.5, 19.0, "pair-b")]
+    move = Move(ROLLBACK, "b", since_s=10.0)
+    assert soak.first_of(answers, move) == {"s_to_first_request": 1.5, "s_to_first_answer": 4.0}
 
 
 def report_of(*, swap_s=1.0, growth=0.0, slope=0.0, minutes=15.0):

@@ -37,8 +37,8 @@ Telemetry = Annotated[Path | None, typer.Option(help="File that gets one line a 
 ApiKeys = Annotated[
     Path | None, typer.Option(help="File, one key a line; else DRAFTSMITH_API_KEYS.")
 ]
-# Kernels that torch keeps on a CPU, one for every shape of a product: in oneDNN, and before it. Each
-# keeps 1,024 by default, which a service that meets all shapes fills up in hours: a gigabyte.
+# Kernels that torch keeps on a CPU, one for every shape of a product: in oneDNN, and before it.
+# 1,024 in each by default, which a service that meets all shapes fills up in hours: a gigabyte.
 _KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"}
 
 

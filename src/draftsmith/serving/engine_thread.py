@@ -104,7 +104,8 @@ class EngineThread:
         """Advance a generator on the thread; the future gets its value.
 
         It gets a step between rounds, or as many as fit into the time of a round: a service that is
-        busy is slowed down to half its speed at most, and the chore ends all the same. Where the thread ends before the chore does, the future gets `CancelledError`.
+        busy is slowed down to half its speed at most, and the chore ends all the same. Where the
+        thread ends before it does, the future gets `CancelledError`.
         """
         done: Future[T] = Future()
         done.set_running_or_notify_cancel()  # whoever waits may go away; the chore is finished

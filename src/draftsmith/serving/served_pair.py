@@ -10,6 +10,9 @@ import logging
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedModel
 
 from draftsmith.decoding import Engine, NoProposer, Request, SamplingParams
 from draftsmith.decoding.matching import LosslessMode
@@ -20,6 +23,8 @@ from draftsmith.serving.settings import Limits
 
 _PROMPTS = ("Why is the sky blue?", "Name three rivers.", "Write two lines about rain.")
 _NUM_TOKENS = 20
+# Answers without drafts: a target that several pairs share in turn gives them once.
+_PLAIN: WeakKeyDictionary[PreTrainedModel, dict[str, list[int]]] = WeakKeyDictionary()
 _LOG = logging.getLogger(__name__)
 
 
@@ -90,8 +95,10 @@ def self_test(served: ServedPair) -> Generator[None, None, None]:
     """
     pair = served.pair
     prompts = [(str(place), pair.encode(text)) for place, text in enumerate(_PROMPTS)]
-    plain = Engine(pair.target.model, NoProposer(), max_rows=len(prompts), draft_length=0)
-    expected = yield from _greedy(plain, prompts)
+    expected = _PLAIN.get(pair.target.model)
+    if expected is None:
+        plain = Engine(pair.target.model, NoProposer(), max_rows=len(prompts), draft_length=0)
+        _PLAIN[pair.target.model] = expected = yield from _greedy(plain, prompts)
     answers = yield from _greedy(served.engine, prompts)
     served.engine.open(served.max_tokens)
     differing = [name for name in expected if answers[name] != expected[name]]

@@ -57,8 +57,8 @@ _NUM_REQUESTS = 48  # different ones
 _NUM_LAST = 4  # streams that the signal interrupts
 _LAST_TOKENS = 96
 _WARM_UP = 0.25  # of the time, left out of the growth
-# Beyond these it fails. A slope of a few minutes is noise.
-# From the move to the first request of the other pair, at the poll that services have by default.
+# Beyond these it fails: from a move to the first request of the other pair, at the poll that
+# services have by default; and memory. A slope of a few minutes is noise.
 _MOST_SWAP_S = 10.0
 _MOST_A_MINUTE_MIB, _MOST_GROWTH_MIB = 4.0, 64.0  # behind the warm-up
 _LEAST_MINUTES = 5.0

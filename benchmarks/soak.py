@@ -25,10 +25,11 @@ import urllib.request
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 
 from benchmarks import any_pair
@@ -43,7 +44,15 @@ from benchmarks.soak_load import (
     drawn,
     read_stream,
 )
-from benchmarks.soak_pairs import NAME, Move, Project, folder_of, make_project, tiny_folder
+from benchmarks.soak_pairs import (
+    NAME,
+    PROMOTION,
+    Move,
+    Project,
+    folder_of,
+    make_project,
+    tiny_folder,
+)
 from draftsmith import provenance
 from draftsmith.artifacts import write_json
 from draftsmith.corpus.prompts import Prompt, user_prompt
@@ -68,6 +77,20 @@ _SEED = 0
 _LOG = logging.getLogger(__name__)
 
 
+class Sample(NamedTuple):
+    """The server's memory at a moment.
+
+    Attributes:
+        seconds: Since the start.
+        mib: Resident.
+        is_other: Whether it serves the second pair, the one that is promoted.
+    """
+
+    seconds: float
+    mib: float
+    is_other: bool
+
+
 class Soak:
     """One run.
 
@@ -85,7 +108,7 @@ class Soak:
         self._moves: list[Move] = []  # that were followed
         self._service, self._project, self._load, self._swap_s = service, project, load, swap_s
         self._process = psutil.Process(service.process.pid)
-        self.memory = [(0.0, self._resident_mib())]  # by seconds
+        self.memory = [self._sample(0.0)]
 
     def go_on(self, seconds: float) -> bool:
         """Move the alias every now and then while the callers ask; a move is waited for.
@@ -101,15 +124,16 @@ class Soak:
             if self._service.process.poll() is not None or not self._process.is_running():
                 self.failures[f"the server ended: {self._log()}"] += 1
                 return False
-            self.memory.append((now - start, self._resident_mib()))
+            self.memory.append(self._sample(now - start))
             if now >= last + self._swap_s:
                 self._swap()
                 last = now
             time.sleep(_TICK_S)
         return True
 
-    def _resident_mib(self) -> float:
-        return float(self._process.memory_info().rss) / 2**20
+    def _sample(self, seconds: float) -> Sample:
+        is_other = bool(self._moves) and self._moves[-1].kind == PROMOTION
+        return Sample(seconds, float(self._process.memory_info().rss) / 2**20, is_other)
 
     def _swap(self) -> None:
         move = self._project.move()
@@ -181,23 +205,37 @@ def first_of(answers: Sequence[Answer], move: Move) -> dict[str, float]:
     return {f"s_to_first_{of}": round(at - move.since_s, 2) for of, at in moments.items()}
 
 
-def memory(samples: Sequence[tuple[float, float]]) -> dict[str, float]:
+def memory(samples: Sequence[Sample]) -> dict[str, float]:
     """MiB at start, end and most; and growth behind the warm-up, a minute and on the whole.
 
     The whole growth is from the median of the first quarter behind the warm-up to that of the last
     one: while a pair takes over two of them are in memory.
 
     Args:
-        samples: Seconds and MiB, in order; two at least.
+        samples: In order; two at least.
     """
-    seconds, mib = np.array(samples).T
-    late = seconds >= _WARM_UP * seconds[-1]
-    slope = np.polyfit(seconds[late], mib[late], 1)[0] * 60 if late.sum() > 1 else 0.0
-    quarter = math.ceil(late.sum() / 4)
-    growth = np.median(mib[late][-quarter:]) - np.median(mib[late][:quarter])
+    columns = np.array([(sample.seconds, sample.mib, sample.is_other) for sample in samples])
+    seconds, mib = columns[:, 0], columns[:, 1]
+    late = columns[seconds >= _WARM_UP * seconds[-1]]
+    quarter = math.ceil(len(late) / 4)
+    growth = np.median(late[-quarter:, 1]) - np.median(late[:quarter, 1])
     found = {"start": mib[0], "end": mib[-1], "most": mib.max()}
-    found |= {"growth_a_minute": slope, "growth": growth}
+    found |= {"growth_a_minute": 60 * _slope(late), "growth": growth}
     return {f"{name}_mib": round(float(value), 2) for name, value in found.items()}
+
+
+def _slope(columns: npt.NDArray[np.float64]) -> float:
+    """MiB a second of a line that has a level for each of the two pairs.
+
+    They need different memory; with one level for both a line through an odd number of their turns
+    leans towards the pair that was served more often.
+
+    Args:
+        columns: Seconds, MiB, and whether the other pair was served.
+    """
+    seconds, mib, is_other = columns.T
+    terms = np.stack([seconds - seconds.mean(), 1 - is_other, is_other], axis=1)
+    return float(np.linalg.lstsq(terms, mib)[0][0])
 
 
 def exceeded(report: Mapping[str, Any]) -> list[str]:
@@ -274,7 +312,7 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         load, soak = _soaked(project, chosen)
     pair, device = project.pair, provenance.device()
     report: dict[str, Any] = {
-        "schema": 3,
+        "schema": 4,
         "device": device,
         "dtype": _dtype(pair),
         "pair": {"target": pair.record.target_digest, "draft": pair.draft.manifest.digest},

@@ -84,7 +84,8 @@ def test_a_server_that_is_not_there_is_a_failure():
 
 
 def test_growth_is_that_behind_the_warm_up():
-    samples = [(0.0, 100.0), (9.0, 190.0), (30.0, 200.0), (60.0, 201.0), (90.0, 202.0)]
+    mib_at = {0.0: 100.0, 9.0: 190.0, 30.0: 200.0, 60.0: 201.0, 90.0: 202.0}
+    samples = [soak.Sample(*at, is_other=False) for at in mib_at.items()]
     assert soak.memory(samples) == {
         "start_mib": 100.0,
         "end_mib": 202.0,
@@ -131,9 +132,22 @@ def test_what_is_within_the_limits_is_not(given):
 
 def test_a_pair_that_comes_and_goes_is_no_growth():
     """Every fifth sample is of two pairs, and so is the last."""
-    samples = [(float(at), 200.0 if at % 5 else 300.0) for at in range(101)]
+    samples = [
+        soak.Sample(float(at), 200.0 if at % 5 else 300.0, is_other=False) for at in range(101)
+    ]
     found = soak.memory(samples)
     assert (found["end_mib"], found["growth_mib"]) == (300.0, 0.0)
+
+
+@pytest.mark.parametrize("growth", [0.0, 3.0])
+def test_a_pair_that_needs_more_than_the_other_is_no_growth(growth):
+    """Seven turns of a minute, four of the smaller pair: a plain line would lean."""
+    samples = [
+        soak.Sample(at, 900.0 + growth * at / 60 + 80.0 * is_other, is_other=is_other)
+        for at in map(float, range(0, 420, 5))
+        for is_other in (at // 60 % 2 == 1,)
+    ]
+    assert soak.memory(samples)["growth_a_minute_mib"] == growth
 
 
 @pytest.mark.parametrize(

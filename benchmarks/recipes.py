@@ -13,15 +13,15 @@ import dataclasses
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import any_pair
 from benchmarks.copies import Copies
-from benchmarks.measuring import table
 from benchmarks.recipe_rows import FORM, RECIPES, Row, row_of
+from benchmarks.recipe_table import alpha_changes, shown, summary
 from draftsmith import provenance
 from draftsmith.artifacts import atomic_directory, digest_json, read_json, short, write_json
 from draftsmith.config import load_section
@@ -34,7 +34,6 @@ from draftsmith.distillation.settings import DistillConfig
 from draftsmith.distillation.warm_start import DraftSource
 from draftsmith.drafts.checkpoint import copy_draft, load_draft
 from draftsmith.drafts.manifest import read_manifest
-from draftsmith.drift.prediction import break_even_alpha
 from draftsmith.errors import DraftsmithError
 from draftsmith.evaluation.acceptance import in_turn
 from draftsmith.evaluation.benchmark import Bench
@@ -74,6 +73,11 @@ class Comparison:
             write_json(kept, facts | self._judge(self._folder(row) / "draft"))
         return read_json(kept)
 
+    def settings(self, distill: DistillConfig) -> dict[str, Any]:
+        """What all rows share; an entry's own steps come before these."""
+        sections = {"distill": distill, "evaluation": self.evaluation, "benchmark": self.benchmark}
+        return {name: asdict(section) for name, section in sections.items()}
+
     def _judged_by(self, *more: EvaluationConfig) -> str:
         """What a judgement rests on besides the draft."""
         settings = [asdict(section) for section in (self.benchmark, *more)]
@@ -102,6 +106,8 @@ class Comparison:
             "trained_parameters": facts["trained_parameters"],
             "held_out_coverage": facts["held_out_coverage"],
             "steps": row.config.steps,
+            "predicted_tokens": facts["predicted_tokens"],
+            "started_from": facts.get("started_from"),
         }
 
     def _trained_alike(self, row: Row) -> Path | None:
@@ -174,62 +180,6 @@ class StepClock:
         return (end - start) / (last - first) * steps
 
 
-def summary(evaluated: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of the table and what they come from, of a draft's entries in both reports."""
-    taken = (
-        *("draft_length", "tree", "tau", "expected_tau", "predicted_speedup", "speedup"),
-        *("calibration", "cost", "ratios", "arms", "batch"),
-    )
-    return {
-        "alpha": evaluated["alpha"],
-        "survival": evaluated["survival"],
-        "copied": evaluated["copied"],
-        "guesses": evaluated.get("guesses", {}),
-        "break_even_alpha": break_even_alpha(measured),
-        "digest": evaluated["draft_digest"],
-        "losslessness": evaluated["losslessness"]["holds"],
-    } | {name: measured[name] for name in taken}
-
-
-def shown(lookup: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table as text."""
-    temperatures = list(next(iter(entries.values()))["alpha"])
-    sizes = [size for size in lookup if size != "1"]
-    head = ["recipe", "trained", "seconds", *(f"alpha at {key}" for key in temperatures), "pays at"]
-    head += ["draft", "tau", "c", "speedup, batch 1", *(f"batch {size}" for size in sizes)]
-    single = lookup["1"]
-    first = ["prompt lookup", "0", "0", *("" for _ in temperatures), ""]
-    first += [f"copies {single['copy_length']}", f"{single['tau']:.2f}", "0"]
-    first += [_interval(single["speedup"]), *(_times(lookup[n]["speedup"]) for n in sizes)]
-    return table(head, [first, *(_cells(name, entry, sizes) for name, entry in entries.items())])
-
-
-def _cells(name: str, entry: Mapping[str, Any], sizes: Sequence[str]) -> list[str]:
-    batches = {str(e["batch_size"]): e["speedup"] for e in entry["batch"]}
-    drafts = f"tree {len(entry['tree'])}" if entry["tree"] else str(entry["draft_length"])
-    seconds, least = entry["training_s"], entry["break_even_alpha"]
-    return [
-        name,
-        f"{entry['trained_parameters'] / 1e6:.1f} M",
-        "taken over" if seconds is None else f"{seconds:.0f}",
-        *(f"{value['mean']:.3f}" for value in entry["alpha"].values()),
-        "never" if least is None else f"{least:.3f}",
-        drafts,
-        f"{entry['tau']:.2f}",
-        f"{entry['cost']['cost_ratio']:.3f}",
-        _interval(entry["speedup"]),
-        *(f"{batches[size]:.2f}" for size in sizes),
-    ]
-
-
-def _interval(estimate: Mapping[str, Any]) -> str:
-    return "{mean:.2f} ({low:.2f} to {high:.2f})".format(**estimate)
-
-
-def _times(estimate: Mapping[str, Any]) -> str:
-    return f"{estimate['mean']:.2f}"
-
-
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--project", type=Path, default=Path(), help="default: this folder")
@@ -284,19 +234,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         rows = _rows(arguments, arguments.project)
         comparison = _comparison(arguments, arguments.project)
+        for row in rows:
+            row.corpus(comparison.corpus)  # what cannot be trained is told before hours have gone
         lookup = comparison.prompt_lookup()
         origin = {
-            "schema": 2,
+            "schema": 3,
             "device": device,
             "corpus_digest": comparison.corpus[0],
             "target_digest": comparison.target.identity.digest,
+            "settings": comparison.settings(rows[0].config),
             "prompt_lookup": lookup,
         }
         for row in rows:
             entries[row.name] = comparison.entry(row)
-            written = {"recipes": entries, "provenance": provenance.collect(0)}
-            write_json(path, origin | written)
-            sys.stdout.write(f"{shown(lookup, entries)}\n")
+            changes = alpha_changes(entries)
+            written = {"recipes": entries, "alpha_changes": changes}
+            write_json(path, origin | written | {"provenance": provenance.collect(0)})
+            sys.stdout.write(f"{shown(lookup, entries, changes)}\n")
             sys.stdout.flush()
     except DraftsmithError as error:
         sys.stderr.write(f"{error}\n")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks import recipe_rows, recipes
+from benchmarks.recipe_table import ALL
 from draftsmith.artifacts import read_json, write_json
 from draftsmith.config import write_config
 from draftsmith.corpus.dataset import write_corpus
@@ -78,7 +79,13 @@ def test_every_recipe_gets_its_line_and_nothing_is_trained_twice(project, tmp_pa
         assert set(entry["alpha"]) == {"0.0", "0.7"}
         assert entry["steps"] == int(STEPS)
         assert entry["training_s"] > 0
+        assert entry["predicted_tokens"] > 0
         assert entry["break_even_alpha"] is None or 0 < entry["break_even_alpha"] <= 1
+    (change,) = report["alpha_changes"].values()
+    for temperature, alpha in report["recipes"]["eagle"]["alpha"].items():
+        assert change[temperature][ALL]["proposed"] == pytest.approx(alpha["mean"])
+        assert set(change[temperature]) == {ALL, *alpha["by_domain"]}
+    assert report["settings"]["distill"]["steps"] == int(STEPS)
     shown = capsys.readouterr().out
     assert "speedup, batch 1" in shown
     assert all(name in shown for name in ("prompt lookup", *SMALL))
@@ -101,6 +108,7 @@ def test_a_warm_start_goes_on_from_a_draft_beside_rows_that_do_not(project, tmp_
     assert "started_from" not in read_manifest(cold).training
     (warm,) = drafts_of(tmp_path, "warm-student")
     facts = read_manifest(warm).training["started_from"]
+    assert read_json(out)["recipes"]["warm student@4"]["started_from"] == facts
     assert facts["draft_digest"] == read_manifest(source).digest
 
 
